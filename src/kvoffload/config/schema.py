@@ -1,0 +1,108 @@
+"""What the core knows of an engine: frozen dataclasses that a connector fills in.
+
+No defaults for facts: a connector must know them. Options that users set are in `options.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvoffload.config.options import OffloadingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadingGroupConfig:
+    """One KV cache group: layers that share one kind of attention and one block table."""
+
+    group_id: int
+    """Index of the group in the engine's own list."""
+    tokens_per_block: int
+    """Tokens that one block spans, all workers together (context parallelism counted in)."""
+    layer_names: tuple[str, ...]
+    worker_kv_bytes_per_block: int
+    """Bytes that one worker stores for one block, all layers of the group together."""
+    page_signature: str
+    """Readable description of one layer's page on one worker: kind of attention, heads, sizes, dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadingModelConfig:
+    """The identity of the weights and of the KV bytes that they make."""
+
+    name: str
+    revision: str
+    """Commit, tag or content digest: two sets of weights under one name must differ here."""
+    dtype: str
+    """The effective dtype of the KV cache; never "auto"."""
+    quantisation: str
+    """Quantisation of the KV cache ("none" if there is none)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadingCacheConfig:
+    """How tokens become keys and keys become chunks."""
+
+    tokens_per_hash: int
+    blocks_per_chunk: int
+    hash_algorithm: str
+    hash_seed: str
+    """Identity of the seed that the first hash of every chain starts from."""
+    prefix_caching: bool
+    """Whether the engine keeps a prefix cache of its own on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadingParallelConfig:
+    """The engine's parallel layout. `rank` is 0 on the scheduler's side."""
+
+    rank: int
+    world_size: int
+    tp_size: int
+    pp_size: int
+    pcp_size: int
+    dcp_size: int
+    data_parallel_index: int
+    data_parallel_size: int
+    is_parallelism_agnostic: bool
+    """Whether the stored bytes mean the same under any parallel layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutIdentity:
+    """What fixes the order of the bytes in a chunk."""
+
+    family: str
+    """"direct" (workers side by side) or "canonical"."""
+    format_version: int
+    engine_layout: str
+    """The engine's own name of its physical KV layout, e.g. "LBHNC"."""
+    engine_family: str
+    """The engine and whatever of it changes the meaning of the bytes, e.g. "vllm/v1-runner"."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadingConfig:
+    """Everything that a spec needs to make a manager and a worker."""
+
+    groups: tuple[OffloadingGroupConfig, ...]
+    model: OffloadingModelConfig
+    cache: OffloadingCacheConfig
+    parallel: OffloadingParallelConfig
+    layout: LayoutIdentity
+    engine_id: str
+    """Unique to one engine, distinct for every data-parallel rank, equal in all of its processes."""
+    enable_kv_cache_events: bool
+    replicated_layout: bool
+    canonical_layout: bool
+    options: OffloadingOptions
+    spec_options: object
+    """Options of an out-of-tree spec, parsed by itself (a frozen dataclass), or None."""
+
+    @property
+    def worker_kv_bytes_per_block(self) -> int:
+        """Bytes that one worker stores for one block of every group."""
+        return sum(group.worker_kv_bytes_per_block for group in self.groups)
+
+    def tokens_per_chunk(self, index: int) -> int:
+        """Tokens that one chunk of the `index`-th group spans."""
+        return self.groups[index].tokens_per_block * self.cache.blocks_per_chunk

@@ -1,0 +1,48 @@
+"""Sizes as people write them: "8GiB", "500 MB", 4294967296. Nothing else lives here."""
+
+from __future__ import annotations
+
+import re
+
+from kvoffload.errors import ConfigError
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    **{unit: 1000**power for power, unit in enumerate(("kb", "mb", "gb", "tb"), start=1)},
+    **{unit: 1024**power for power, unit in enumerate(("kib", "mib", "gib", "tib"), start=1)},
+}
+_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(value: object, where: str) -> int:
+    """Turn a size into bytes.
+
+    Args:
+        value: A whole number of bytes, or a text: number and unit (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB).
+        where: Name of the option, for the message.
+
+    Raises:
+        ConfigError: negative, fractional bytes, unknown unit, or not a size at all.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ConfigError(f"{where}: {value!r} is not a size; give bytes or a text like '8GiB'")
+    match = _PATTERN.fullmatch(str(value) if isinstance(value, str) else repr(value))
+    factor = _FACTORS.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(
+            f"{where}: {value!r} is not a size; give bytes or a text like '8GiB' (units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
+        )
+    number: str = match.group(1)
+    size: int = int(number) * factor if number.isdigit() else round(float(number) * factor)
+    if factor == 1 and not number.isdigit() and float(number) != size:
+        raise ConfigError(f"{where}: {value!r} is a fraction of a byte; did you mean '{value}GiB'?")
+    return size
+
+
+def format_bytes(size: int) -> str:
+    """Bytes for people: `4.00 GiB (4294967296 bytes)`; small sizes in bytes alone."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(size) >= 1024**power:
+            return f"{size / 1024**power:.2f} {unit} ({size} bytes)"
+    return f"{size} bytes"

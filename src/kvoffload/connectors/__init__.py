@@ -1,0 +1,1 @@
+"""The only place where an engine is imported: one package an engine."""

@@ -1,0 +1,169 @@
+"""vLLM's configuration becomes an `OffloadingConfig`; what this version cannot serve safely is refused here.
+
+Every process of an engine must come to the same result: the workers' and the scheduler's `kv_cache_config` show
+the same thing in different forms, so only what both have is used.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm.v1.kv_cache_interface import iter_layer_specs
+
+from kvoffload.config.options import OffloadingOptions
+from kvoffload.config.schema import (
+    LayoutIdentity,
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from kvoffload.config.validate import check_divides_hash, resolve_blocks_per_chunk, resolve_hash_seed
+from kvoffload.connectors.vllm.identity import model_revision
+from kvoffload.errors import UnsupportedModelError
+from kvoffload.layout import direct
+from kvoffload.spec.factory import OffloadingSpecFactory
+
+_FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
+"""The kinds of full attention whose whole state is in the pages of the block table. Subclasses may keep more
+state elsewhere or drop blocks, so the names are compared, not the ancestry."""
+
+
+def build_offloading_config(vllm_config: Any, kv_cache_config: Any) -> OffloadingConfig:
+    """Translate vLLM's configuration.
+
+    Args:
+        vllm_config: vLLM's `VllmConfig`.
+        kv_cache_config: vLLM's `KVCacheConfig`, the worker's or the scheduler's form of it.
+
+    Raises:
+        ConfigError: options that are not valid.
+        UnsupportedModelError: a model or a parallel layout that this version cannot serve safely.
+    """
+    transfer = vllm_config.kv_transfer_config
+    options, spec_options = OffloadingSpecFactory.parse_options(transfer.kv_connector_extra_config)
+    _refuse_unsupported(vllm_config, kv_cache_config)
+    groups = _groups(kv_cache_config)
+    parallel = vllm_config.parallel_config
+    events = vllm_config.kv_events_config
+    return OffloadingConfig(
+        groups=groups,
+        model=_model(vllm_config, kv_cache_config),
+        cache=_cache(vllm_config, options, groups),
+        parallel=OffloadingParallelConfig(
+            rank=parallel.rank,
+            world_size=parallel.world_size,
+            tp_size=parallel.tensor_parallel_size,
+            pp_size=parallel.pipeline_parallel_size,
+            pcp_size=parallel.prefill_context_parallel_size,
+            dcp_size=parallel.decode_context_parallel_size,
+            data_parallel_index=parallel.data_parallel_index,
+            data_parallel_size=parallel.data_parallel_size,
+            # The direct layout keeps every worker's bytes as they are: another parallel layout cannot read them.
+            is_parallelism_agnostic=False,
+        ),
+        layout=LayoutIdentity(
+            family=direct.FAMILY,
+            format_version=direct.FORMAT_VERSION,
+            engine_layout=str(kv_cache_config.kv_cache_layout or vllm_config.cache_config.kv_cache_layout),
+            engine_family="vllm/runner-v2" if vllm_config.use_v2_model_runner else "vllm/runner-v1",
+        ),
+        engine_id=transfer.engine_id,
+        enable_kv_cache_events=events is not None and events.enable_kv_cache_events,
+        replicated_layout=False,
+        canonical_layout=options.canonical_layout,
+        options=options,
+        spec_options=spec_options,
+    )
+
+
+def _groups(kv_cache_config: Any) -> tuple[OffloadingGroupConfig, ...]:
+    (group,) = kv_cache_config.kv_cache_groups
+    spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
+    # The backing allocation holds the pages of all layers for all blocks: the one figure that workers and
+    # scheduler both see, whatever the layers look like.
+    total_bytes = kv_cache_config.kv_cache_tensors[0].size
+    return (
+        OffloadingGroupConfig(
+            group_id=0,
+            tokens_per_block=spec.block_size,
+            layer_names=tuple(group.layer_names),
+            worker_kv_bytes_per_block=total_bytes // kv_cache_config.num_blocks,
+            page_signature=(
+                f"{type(spec).__name__} block={spec.block_size} heads={spec.num_kv_heads} head_size={spec.head_size} "
+                f"dtype={_dtype_name(spec.dtype)} page={spec.page_size_bytes}"
+            ),
+        ),
+    )
+
+
+def _model(vllm_config: Any, kv_cache_config: Any) -> OffloadingModelConfig:
+    model = vllm_config.model_config
+    (group,) = kv_cache_config.kv_cache_groups
+    spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
+    return OffloadingModelConfig(
+        name=model.model,
+        revision=model_revision(model.model, model.revision),
+        # What the engine allocated, not what was asked for: "auto" means different things for different checkpoints.
+        dtype=f"{_dtype_name(spec.dtype)} ({vllm_config.cache_config.cache_dtype})",
+        quantisation=str(getattr(spec.kv_quant_mode, "name", spec.kv_quant_mode)).lower(),
+    )
+
+
+def _cache(
+    vllm_config: Any, options: OffloadingOptions, groups: tuple[OffloadingGroupConfig, ...]
+) -> OffloadingCacheConfig:
+    cache = vllm_config.cache_config
+    tokens_per_block = [group.tokens_per_block for group in groups]
+    # With a single group vLLM hashes in units of its block.
+    tokens_per_hash = tokens_per_block[0]
+    check_divides_hash(tokens_per_block, tokens_per_hash)
+    return OffloadingCacheConfig(
+        tokens_per_hash=tokens_per_hash,
+        blocks_per_chunk=resolve_blocks_per_chunk(
+            tokens_per_block, options.block_size, options.blocks_per_chunk
+        ),
+        hash_algorithm=cache.prefix_caching_hash_algo,
+        hash_seed=resolve_hash_seed(
+            cache.prefix_caching_hash_algo, os.environ.get("PYTHONHASHSEED"), options.hash_seed
+        ),
+        prefix_caching=bool(cache.enable_prefix_caching),
+    )
+
+
+def _refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
+    parallel = vllm_config.parallel_config
+    for name, value in (
+        ("pipeline_parallel_size", parallel.pipeline_parallel_size),
+        ("prefill_context_parallel_size", parallel.prefill_context_parallel_size),
+        ("decode_context_parallel_size", parallel.decode_context_parallel_size),
+        ("nnodes", parallel.nnodes),
+    ):
+        if value != 1:
+            raise UnsupportedModelError(
+                f"kvoffload: {name}={value} is not supported by this version; start with {name}=1 or without the connector"
+            )
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.use_eagle():
+        raise UnsupportedModelError(
+            f"kvoffload: speculative method {speculative.method!r} keeps KV of its own, which this version does not "
+            "store; start without it, with 'ngram', or without the connector"
+        )
+    groups = kv_cache_config.kv_cache_groups
+    kinds = [type(spec).__name__ for group in groups for spec in iter_layer_specs(group.kv_cache_spec)]
+    if len(groups) != 1 or not set(kinds) <= set(_FULL_ATTENTION):
+        raise UnsupportedModelError(
+            f"kvoffload: this version serves models with one KV cache group of full attention "
+            f"({' or '.join(_FULL_ATTENTION)}); this model has {len(groups)} group(s) with {', '.join(sorted(set(kinds)))}; "
+            "start without the connector"
+        )
+    if kv_cache_config.hisparse_host_num_blocks is not None or not groups[0].kv_cache_spec.prefix_cacheable:
+        raise UnsupportedModelError(
+            "kvoffload: this model's KV cache cannot be addressed by prefix; start without it"
+        )
+
+
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,1 @@
+"""How a chunk's bytes lie in a host row. The only place that reasons about parallelism."""

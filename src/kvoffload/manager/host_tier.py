@@ -1,0 +1,258 @@
+"""The host tier of one group: which chunk is in which slot, who protects it, who goes when room is needed.
+
+Every slot is in exactly one of these states (`check` proves it):
+
+    free ── prepare_store ──> writing ── commit_store ──> ready ── evict / drop ──> free
+                                 └───── abort_store ───> free       (a pinned slot only after its last unpin)
+
+The verbs take batches: this is the hot path of the scheduler. No I/O, no clock, no jobs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.policies.admission import TouchFilter
+from kvoffload.policies.base import EvictionPolicy
+from kvoffload.types import LookupResult, SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStore:
+    """What `prepare_store` decided about an offer."""
+
+    stored: tuple[tuple[OffloadKey, SlotId], ...]
+    """To be written now, in the order of the offer."""
+    evicted: tuple[OffloadKey, ...]
+    """Made room; they are a miss from now on."""
+    filtered: int
+    """Offered, not there, and left out by admission."""
+    rejected: int
+    """Admitted, but no slot could be freed."""
+
+
+class HostTier:
+    """Index, slots, pins and eviction of one group's chunks in host memory.
+
+    Args:
+        num_slots: Number of slots.
+        policy: Orders the ready keys.
+        admission: Decides which new keys may be stored.
+    """
+
+    def __init__(self, num_slots: int, policy: EvictionPolicy, admission: TouchFilter) -> None:
+        self.num_slots = num_slots
+        self._policy = policy
+        self._admission = admission
+        # Low slots first: neighbours in a prompt get neighbouring slots, which join into one copy.
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._ready: dict[OffloadKey, int] = {}
+        self._writing: dict[OffloadKey, int] = {}
+        self._pins: dict[int, int] = {}
+        # Pinned slots whose key is gone: they become free at their last unpin.
+        self._orphans: set[int] = set()
+
+    # -- queries -------------------------------------------------------------------------------------------------
+
+    def lookup(self, key: OffloadKey) -> LookupResult:
+        """HIT, HIT_PENDING (being written) or MISS. Does not mutate."""
+        if key in self._ready:
+            return LookupResult.HIT
+        return LookupResult.HIT_PENDING if key in self._writing else LookupResult.MISS
+
+    def lookup_prefix(self, keys: Iterable[OffloadKey]) -> tuple[int, bool]:
+        """How far a prefix reaches, in one call.
+
+        Returns:
+            Number of leading keys that are ready, and whether the next one is being written. Does not mutate.
+        """
+        ready = self._ready
+        hits = 0
+        for key in keys:
+            if key not in ready:
+                return hits, key in self._writing
+            hits += 1
+        return hits, False
+
+    def any_pinned(self, keys: Iterable[OffloadKey]) -> bool:
+        """Whether a running load reads one of these chunks. Does not mutate."""
+        ready, pins = self._ready, self._pins
+        return bool(pins) and any(ready.get(key) in pins for key in keys)
+
+    @property
+    def ready_count(self) -> int:
+        """Chunks that can be loaded now."""
+        return len(self._ready)
+
+    @property
+    def pinned_count(self) -> int:
+        """Slots that running loads protect."""
+        return len(self._pins)
+
+    # -- loads ---------------------------------------------------------------------------------------------------
+
+    def prepare_load(self, keys: Sequence[OffloadKey]) -> list[SlotId | None]:
+        """Pin the chunks and count them as used, the first one as the most recent.
+
+        Returns:
+            The slot of each key, None for a key that is not ready (and not pinned). Each slot that is returned
+            must be given to `complete_load` once.
+        """
+        ready, pins = self._ready, self._pins
+        slots = [ready.get(key) for key in keys]
+        for slot in slots:
+            if slot is not None:
+                pins[slot] = pins.get(slot, 0) + 1
+        self.touch(keys)
+        return slots  # type: ignore[return-value]
+
+    def complete_load(self, slots: Iterable[SlotId]) -> None:
+        """Unpin slots that `prepare_load` pinned, once each."""
+        pins = self._pins
+        for slot in slots:
+            left = pins[slot] - 1
+            if left:
+                pins[slot] = left
+                continue
+            del pins[slot]
+            if slot in self._orphans:
+                self._orphans.remove(slot)
+                self._free.append(slot)
+
+    def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """Count the ready ones of these keys as used, the first as the most recent.
+
+        In this order because a chunk is worth nothing without those before it: the deepest must go first.
+        """
+        ready = self._ready
+        self._policy.touch([key for key in reversed(keys) if key in ready])
+
+    # -- stores --------------------------------------------------------------------------------------------------
+
+    def prepare_store(
+        self, keys: Sequence[OffloadKey], protected: Collection[OffloadKey] = ()
+    ) -> PreparedStore:
+        """Find slots for those of the offered keys that are not there yet.
+
+        Keys that are there count as used. If room is short, the first keys of the offer are served: a prefix can
+        be used without its end, but not the other way round.
+
+        Args:
+            keys: The offer, in the order of the prompt, without duplicates.
+            protected: Keys that must not be evicted for it (the rest of the same prompt: evicting its beginning
+                to store its end would leave nothing that can be used).
+
+        Returns:
+            The decision; every key in `stored` must be committed or aborted once.
+        """
+        ready, writing = self._ready, self._writing
+        new = [key for key in keys if key not in ready and key not in writing]
+        if len(new) < len(keys):
+            self.touch(keys)
+        admitted = self._admission.admit(new)
+        evicted = self._make_room(len(admitted), protected)
+        stored = admitted[: len(self._free)]
+        slots = self._free[: -len(stored) - 1 : -1] if stored else []
+        del self._free[len(self._free) - len(stored) :]
+        pairs = tuple(zip(stored, slots, strict=True))
+        writing.update(pairs)
+        return PreparedStore(
+            stored=pairs,  # type: ignore[arg-type]
+            evicted=tuple(evicted),
+            filtered=len(new) - len(admitted),
+            rejected=len(admitted) - len(stored),
+        )
+
+    def commit_store(self, pairs: Iterable[tuple[OffloadKey, SlotId]]) -> int:
+        """Publish chunks whose copies all succeeded; those that a reset or drop overtook give their slot back.
+
+        Returns:
+            How many were published.
+        """
+        ready, writing = self._ready, self._writing
+        published = []
+        for key, slot in pairs:
+            if writing.get(key) == slot:
+                del writing[key]
+                ready[key] = slot
+                published.append(key)
+            else:
+                self._free.append(slot)
+        self._policy.insert(reversed(published))
+        return len(published)
+
+    def abort_store(self, pairs: Iterable[tuple[OffloadKey, SlotId]]) -> None:
+        """Give back the slots of chunks that were not written."""
+        for key, slot in pairs:
+            if self._writing.get(key) == slot:
+                del self._writing[key]
+            self._free.append(slot)
+
+    # -- removal -------------------------------------------------------------------------------------------------
+
+    def drop(self, keys: Iterable[OffloadKey]) -> int:
+        """Forget ready chunks whose bytes are in doubt. Pinned slots become free at their last unpin.
+
+        Returns:
+            How many were there.
+        """
+        gone = [key for key in keys if key in self._ready]
+        self._policy.remove(gone)
+        self._release([self._ready.pop(key) for key in gone])
+        return len(gone)
+
+    def forget_write(self, key: OffloadKey, slot: SlotId) -> None:
+        """Give up a store that nobody reported: the key may be stored anew.
+
+        The slot stays out of use until the late `commit_store` or `abort_store`.
+        """
+        if self._writing.get(key) == slot:
+            del self._writing[key]
+
+    def clear(self) -> int:
+        """Forget everything; stores in flight will not come back, running loads keep their slots to the end.
+
+        Returns:
+            How many ready chunks were dropped.
+        """
+        dropped = len(self._ready)
+        slots = list(self._ready.values())
+        self._ready.clear()
+        self._writing.clear()
+        self._policy.clear()
+        self._admission.clear()
+        self._release(slots)
+        return dropped
+
+    def check(self, writing_slots: Collection[SlotId]) -> None:
+        """Raise AssertionError unless every slot is in exactly one state.
+
+        Args:
+            writing_slots: The slots of all stores in flight, as the ledger knows them.
+        """
+        states = [*self._free, *self._ready.values(), *writing_slots, *self._orphans]
+        assert sorted(states) == list(range(self.num_slots)), sorted(states)
+        assert set(self._writing.values()) <= set(writing_slots), self._writing
+        assert not self._ready.keys() & self._writing.keys()
+        assert self._orphans <= self._pins.keys(), (self._orphans, self._pins)
+        assert self._pins.keys() <= self._orphans | set(self._ready.values()), self._pins
+        assert all(count > 0 for count in self._pins.values()), self._pins
+        assert len(self._policy) == len(self._ready), (len(self._policy), len(self._ready))
+
+    def _make_room(self, needed: int, protected: Collection[OffloadKey]) -> Sequence[OffloadKey]:
+        missing = needed - len(self._free)
+        if missing <= 0:
+            return ()
+        ready, pins = self._ready, self._pins
+        victims = self._policy.evict(missing, lambda key: ready[key] in pins or key in protected)
+        self._free.extend([ready.pop(key) for key in victims])
+        return victims
+
+    def _release(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            if slot in self._pins:
+                self._orphans.add(slot)
+            else:
+                self._free.append(slot)

@@ -1,0 +1,100 @@
+"""What the manager remembers of a request: its keys, its device blocks, how far it has been stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvoffload.keys.offload_key import OffloadKey, group_suffix
+from kvoffload.types import BlockId, JobId, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGeometry:
+    """Sizes of one group, as the manager needs them."""
+
+    group_id: int
+    """Index in the engine's list of groups: part of the key."""
+    tokens_per_block: int
+    blocks_per_chunk: int
+    tokens_per_hash: int
+
+    @property
+    def tokens_per_chunk(self) -> int:
+        """Tokens that one chunk spans."""
+        return self.tokens_per_block * self.blocks_per_chunk
+
+    @property
+    def hashes_per_chunk(self) -> int:
+        """Block hashes that one chunk spans; the last of them names it."""
+        return self.tokens_per_chunk // self.tokens_per_hash
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """A new request, as the engine describes it."""
+
+    req_id: RequestId
+    num_prompt_tokens: int
+    block_hashes: Sequence[bytes]
+    """Chained hashes of the known tokens. The engine's own list: it grows while tokens become known."""
+    max_load_tokens: int | None = None
+    max_offload_tokens: int | None = None
+    skip_load: bool = False
+    """The request must not be served from any cache."""
+
+
+@dataclass(slots=True)
+class GroupState:
+    """One request in one group."""
+
+    geometry: GroupGeometry
+    keys: list[OffloadKey] = field(default_factory=list)
+    own_keys: set[OffloadKey] = field(default_factory=set)
+    """The same keys, for membership: they are protected from eviction by their own request."""
+    block_ids: list[BlockId] = field(default_factory=list)
+    next_store_chunk: int = 0
+    """Chunks before this one have been offered to the tier."""
+
+    def extend_keys(self, block_hashes: Sequence[bytes]) -> None:
+        """Make the keys of chunks that have become known since the last call."""
+        per_chunk = self.geometry.hashes_per_chunk
+        known = len(block_hashes) // per_chunk
+        if known <= len(self.keys):
+            return
+        suffix = group_suffix(self.geometry.group_id)
+        new = [
+            OffloadKey(block_hashes[(i + 1) * per_chunk - 1] + suffix) for i in range(len(self.keys), known)
+        ]
+        self.keys.extend(new)
+        self.own_keys.update(new)
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request in all groups."""
+
+    info: RequestInfo
+    groups: tuple[GroupState, ...]
+    asked_tokens: int = 0
+    """Tokens of the last match that have not been counted yet."""
+    waiting_since_s: float | None = None
+    """Since when its matches have been answered with "ask again"."""
+    load_jobs: set[JobId] = field(default_factory=set)
+    valid_tokens: int | None = None
+    """Set when it has finished: tokens whose KV exists."""
+
+    def extend_keys(self) -> None:
+        """See GroupState."""
+        for group in self.groups:
+            group.extend_keys(self.info.block_hashes)
+
+    def clear_blocks(self) -> None:
+        """Its device blocks are no longer its own."""
+        for group in self.groups:
+            group.block_ids.clear()
+
+    def restart_stores(self, first_chunk: int = 0) -> None:
+        """Offer the chunks from `first_chunk` on once more."""
+        for group in self.groups:
+            group.next_store_chunk = min(group.next_store_chunk, first_chunk)

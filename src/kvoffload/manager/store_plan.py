@@ -1,0 +1,66 @@
+"""Which chunks of a request may be stored now, and from which blocks: pure, mutates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvoffload.manager.request import GroupState, RequestInfo
+from kvoffload.messages import GroupCopies
+from kvoffload.transfer.ledger import ChunkMove
+
+
+def storable_tokens(info: RequestInfo, written_tokens: int, *, prompt_only: bool) -> int:
+    """Tokens from the start of the request whose KV may be stored.
+
+    Args:
+        info: The request.
+        written_tokens: Tokens whose KV exists when the copy starts (never a rejected draft, never a token that
+            was sampled but not yet run through the model).
+        prompt_only: Store nothing of the answer.
+    """
+    limits = [written_tokens]
+    if prompt_only:
+        limits.append(info.num_prompt_tokens)
+    if info.max_offload_tokens is not None:
+        limits.append(info.max_offload_tokens)
+    return min(limits)
+
+
+def storable_chunks(state: GroupState, tokens: int, null_block_id: int) -> range:
+    """The chunks to offer: complete, with all of their device blocks, not offered before.
+
+    It ends before the first chunk that has no device block of its own (`null_block_id`).
+    """
+    geometry = state.geometry
+    end = min(
+        tokens // geometry.tokens_per_chunk,
+        len(state.keys),
+        len(state.block_ids) // geometry.blocks_per_chunk,
+    )
+    per_chunk = geometry.blocks_per_chunk
+    blocks = state.block_ids[state.next_store_chunk * per_chunk : end * per_chunk]
+    if null_block_id in blocks:
+        end = state.next_store_chunk + blocks.index(null_block_id) // per_chunk  # type: ignore[arg-type]
+    return range(state.next_store_chunk, max(end, state.next_store_chunk))
+
+
+def plan_store(group: int, state: GroupState, moves: Sequence[ChunkMove]) -> GroupCopies:
+    """Pair the blocks of accepted chunks with their slots.
+
+    Args:
+        group: Index of the group in the offloading configuration.
+        state: The request in this group.
+        moves: The accepted chunks of this group, at least one.
+    """
+    per_chunk = state.geometry.blocks_per_chunk
+    positions = np.tile(np.arange(per_chunk, dtype=np.int64), len(moves))
+    chunks = np.repeat(np.array([move.chunk_index for move in moves], dtype=np.int64), per_chunk)
+    table = np.array(state.block_ids, dtype=np.int64)
+    return GroupCopies(
+        group=group,
+        block_ids=table[chunks * per_chunk + positions],
+        slots=np.repeat(np.array([move.slot for move in moves], dtype=np.int64), per_chunk),
+        positions=positions,
+    )

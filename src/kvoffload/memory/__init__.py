@@ -1,0 +1,1 @@
+"""Host memory: the shared region, its limits, and the slots in it."""

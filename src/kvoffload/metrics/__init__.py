@@ -1,0 +1,1 @@
+"""Every metric of the project, named once."""

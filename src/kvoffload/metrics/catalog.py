@@ -1,0 +1,61 @@
+"""The catalogue: every metric of the project stands here once, with its unit in its name.
+
+Counters only rise. A metric that is not in `CATALOG` cannot be recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class MetricKind(Enum):
+    """How a metric behaves."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: its name as users see it in /metrics (without a suffix that the exporter adds)."""
+
+    name: str
+    kind: MetricKind
+    help: str
+
+
+def _counter(name: str, text: str) -> Metric:
+    return Metric(f"kvoffload_{name}", MetricKind.COUNTER, text)
+
+
+def _gauge(name: str, text: str) -> Metric:
+    return Metric(f"kvoffload_{name}", MetricKind.GAUGE, text)
+
+
+LOOKUP_TOKENS = _counter("lookup_tokens", "Tokens that requests asked the host tier for")
+HIT_TOKENS = _counter("hit_tokens", "Tokens for which a load was planned")
+LOADED_CHUNKS = _counter("loaded_chunks", "Chunks copied from host to device")
+LOADED_BYTES = _counter("loaded_bytes", "Bytes copied from host to device, all workers together")
+LOAD_FAILED_CHUNKS = _counter("load_failed_chunks", "Chunks that could not be loaded and were recomputed")
+STORED_CHUNKS = _counter("stored_chunks", "Chunks copied from device to host")
+STORED_BYTES = _counter("stored_bytes", "Bytes copied from device to host, all workers together")
+STORE_FAILED_CHUNKS = _counter(
+    "store_failed_chunks", "Chunks whose copy to the host failed; they stay a miss"
+)
+STORE_REJECTED_CHUNKS = _counter("store_rejected_chunks", "Chunks not stored because no slot could be freed")
+STORE_FILTERED_CHUNKS = _counter("store_filtered_chunks", "Chunks that admission (store_threshold) left out")
+EVICTED_CHUNKS = _counter("evicted_chunks", "Chunks evicted from the host tier to make room")
+FENCED_JOBS = _counter("fenced_jobs", "Stores finished early because the engine gave their blocks away")
+PENDING_TIMEOUTS = _counter(
+    "pending_timeouts", "Lookups that waited for a transfer too long and became a miss"
+)
+LATE_JOBS = _counter("late_jobs", "Transfers that were reported after a reset; their result was dropped")
+LOST_JOBS = _counter("lost_jobs", "Transfers that no worker reported within the deadline")
+BAD_REQUEST_PARAMS = _counter("bad_request_params", "Requests whose kv_transfer_params were not valid")
+RESETS = _counter("resets", "Calls of reset_cache")
+RESIDENT_CHUNKS = _gauge("resident_chunks", "Chunks that can be loaded now")
+CAPACITY_CHUNKS = _gauge("capacity_chunks", "Chunks that the host tier can hold")
+PINNED_CHUNKS = _gauge("pinned_chunks", "Chunks that a running load protects from eviction")
+
+CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

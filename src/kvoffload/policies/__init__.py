@@ -1,0 +1,1 @@
+"""Eviction and admission policies. A policy orders keys and owns nothing else."""

@@ -1,0 +1,43 @@
+"""The contract of an eviction policy: it orders keys and owns nothing else (no slots, no pins, no bytes)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+from kvoffload.keys.offload_key import OffloadKey
+
+
+class EvictionPolicy(ABC):
+    """Orders the keys of one tier. Batches, because the scheduler's time is short.
+
+    Args:
+        capacity: How many keys the tier can hold.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+
+    @abstractmethod
+    def insert(self, keys: Iterable[OffloadKey]) -> None:
+        """New keys, none of them known. The last one counts as the most recent."""
+
+    @abstractmethod
+    def touch(self, keys: Iterable[OffloadKey]) -> None:
+        """Known keys were used. The last one counts as the most recent."""
+
+    @abstractmethod
+    def remove(self, keys: Iterable[OffloadKey]) -> None:
+        """Known keys have gone for another reason than eviction."""
+
+    @abstractmethod
+    def evict(self, count: int, is_kept: Callable[[OffloadKey], bool]) -> Sequence[OffloadKey]:
+        """Remove and return up to `count` keys, the least valuable first; never one that `is_kept`."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget everything."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of known keys."""

@@ -1,0 +1,55 @@
+"""Least recently used."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.policies.base import EvictionPolicy
+
+
+class LRUPolicy(EvictionPolicy):
+    """Evicts the key that was not used for the longest time.
+
+    An OrderedDict and not a plain dict: the oldest entry of a plain dict is found by scanning the holes that
+    earlier evictions left behind.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._order: OrderedDict[OffloadKey, None] = OrderedDict()
+
+    def insert(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        self._order.update(dict.fromkeys(keys))
+
+    def touch(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        move_to_end = self._order.move_to_end
+        for key in keys:
+            move_to_end(key)
+
+    def remove(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        for key in keys:
+            del self._order[key]
+
+    def evict(self, count: int, is_kept: Callable[[OffloadKey], bool]) -> list[OffloadKey]:
+        """See EvictionPolicy."""
+        victims: list[OffloadKey] = []
+        for key in self._order:
+            if len(victims) >= count:
+                break
+            if not is_kept(key):
+                victims.append(key)
+        self.remove(victims)
+        return victims
+
+    def clear(self) -> None:
+        """See EvictionPolicy."""
+        self._order.clear()
+
+    def __len__(self) -> int:
+        """Number of known keys."""
+        return len(self._order)

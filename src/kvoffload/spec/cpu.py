@@ -1,0 +1,129 @@
+"""Host memory as the only tier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvoffload.clock import Clock
+from kvoffload.config.parse import WHERE
+from kvoffload.config.schema import OffloadingConfig
+from kvoffload.config.units import format_bytes
+from kvoffload.errors import ConfigError
+from kvoffload.keys.fingerprint import namespace_of
+from kvoffload.layout.direct import direct_layouts
+from kvoffload.manager.host_tier import HostTier
+from kvoffload.manager.manager import ManagerConfig, OffloadManager
+from kvoffload.manager.request import GroupGeometry
+from kvoffload.memory.plan import plan_region
+from kvoffload.memory.shared_region import RegionSpec, SharedOffloadRegion
+from kvoffload.metrics.recorder import Recorder
+from kvoffload.policies.admission import TouchFilter
+from kvoffload.policies.factory import EVICTION_POLICIES
+from kvoffload.spec.base import OffloadingSpec
+from kvoffload.worker.copier import Copier
+from kvoffload.worker.copier_cpu import CPUCopier
+from kvoffload.worker.pages import ByteArray, GroupPages, bind_group
+from kvoffload.worker.worker import OffloadWorker
+
+
+class CPUOffloadingSpec(OffloadingSpec):
+    """One host tier in one region that all workers of the engine share, in the direct layout.
+
+    The region is sized from the configuration alone, so every process computes the same plan.
+    """
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        _refuse_what_is_missing(config)
+        self._policy_class = EVICTION_POLICIES.resolve(
+            config.options.eviction_policy, config.options.cache_policy_module_path
+        )
+        self._layouts = direct_layouts(config)
+        self._plan = plan_region(
+            config.options.cpu_bytes_to_use, [layout.row_bytes for layout in self._layouts]
+        )
+        self._region: SharedOffloadRegion | None = None
+
+    def make_manager(self, recorder: Recorder, clock: Clock) -> OffloadManager:
+        """See OffloadingSpec."""
+        options = self.config.options
+        tiers = [
+            HostTier(
+                area.rows,
+                self._policy_class(area.rows),
+                TouchFilter(options.store_threshold, options.max_tracker_size),
+            )
+            for area in self._plan.groups
+        ]
+        config = ManagerConfig(
+            groups=tuple(
+                GroupGeometry(
+                    group_id=group.group_id,
+                    tokens_per_block=group.tokens_per_block,
+                    blocks_per_chunk=self.config.cache.blocks_per_chunk,
+                    tokens_per_hash=self.config.cache.tokens_per_hash,
+                )
+                for group in self.config.groups
+            ),
+            world_size=self.config.parallel.world_size,
+            offload_prompt_only=options.offload_prompt_only,
+            wait_for_loads=self.config.cache.prefix_caching,
+            pending_timeout_s=options.pending_timeout_s,
+            transfer_timeout_s=options.transfer_timeout_s,
+        )
+        return OffloadManager(config, tiers, recorder, clock)
+
+    def make_worker(self, device_pages: Sequence[Sequence[ByteArray]]) -> OffloadWorker:
+        """See OffloadingSpec."""
+        parallel, options = self.config.parallel, self.config.options
+        region = SharedOffloadRegion.open(
+            RegionSpec(
+                engine_id=self.config.engine_id,
+                plan=self._plan,
+                world_size=parallel.world_size,
+                timeout_s=options.join_timeout_s,
+            ),
+            parallel.rank,
+        )
+        self._region = region
+        groups = [
+            bind_group(layout, parallel.rank, pages, region.rows(index))
+            for index, (layout, pages) in enumerate(zip(self._layouts, device_pages, strict=True))
+        ]
+        region.populate_in_background()
+        return OffloadWorker(self.make_copier(groups), flush_timeout_s=options.transfer_timeout_s)
+
+    def make_copier(self, groups: Sequence[GroupPages]) -> Copier:
+        """The copier of this worker: the place to override for another kind of device."""
+        return CPUCopier(groups)
+
+    def describe(self) -> str:
+        """See OffloadingSpec."""
+        chunks = " + ".join(
+            f"{area.rows} chunks of {self.config.tokens_per_chunk(index)} tokens"
+            for index, area in enumerate(self._plan.groups)
+        )
+        tokens = sum(area.rows * self.config.tokens_per_chunk(i) for i, area in enumerate(self._plan.groups))
+        return (
+            f"host tier on: {format_bytes(self._plan.total_bytes)} for all {self.config.parallel.world_size} worker(s), "
+            f"{chunks} = {tokens} tokens; policy {self.config.options.eviction_policy}; "
+            f"{'prompts only' if self.config.options.offload_prompt_only else 'prompts and answers'}; "
+            f"namespace {namespace_of(self.config).directory_name}"
+        )
+
+    def close(self) -> None:
+        """See OffloadingSpec."""
+        if self._region is not None:
+            self._region.close()
+            self._region = None
+
+
+def _refuse_what_is_missing(config: OffloadingConfig) -> None:
+    options = config.options
+    for name, asked in (
+        ("secondary_tiers", bool(options.secondary_tiers)),
+        ("canonical_layout", options.canonical_layout),
+        ("self_describing_kv_events", options.self_describing_kv_events),
+    ):
+        if asked:
+            raise ConfigError(f"{WHERE}: {name} is not available in this version; leave it out")

@@ -1,0 +1,1 @@
+"""Shipped test suites and strategies for those who write policies, copiers and specs."""

@@ -1,0 +1,1 @@
+"""Transfers: pure copy plans and the ledger of jobs in flight."""

@@ -1,0 +1,1 @@
+"""Worker side: carries out copy jobs between the engine's pages and the host region."""
