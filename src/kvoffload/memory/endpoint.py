@@ -105,7 +105,7 @@ def listen(spec: RegionSpec, deadline: Deadline) -> Listener:
             return Listener(connection, path)
     raise RegionJoinError(
         f"host region of engine {spec.label}: rank 0 cannot listen ({'; '.join(failures)}); "
-        f"allow Unix sockets in this sandbox or set socket_dir to a short path on a local file system"
+        f"allow Unix sockets in this sandbox or set socket_dir to a writable directory of a local file system"
     )
 
 
@@ -121,7 +121,8 @@ def connect(spec: RegionSpec, deadline: Deadline) -> socket.socket:
             connection = new_socket()
             try:
                 connection.settimeout(max(_RETRY_S, deadline.remaining_s()))
-                connection.connect(_address(kind, spec))
+                with _address(kind, spec) as address:
+                    connection.connect(address)
                 _refuse_other_users(connection, spec)
             except _NOBODY_LISTENS:
                 connection.close()
@@ -150,32 +151,43 @@ def _refuse_other_users(connection: socket.socket, spec: RegionSpec) -> None:
         )
 
 
-def _address(kind: SocketKind, spec: RegionSpec) -> str:
-    if kind is SocketKind.ABSTRACT:
-        return f"\0{spec.socket_name}"
-    return str(_directory(spec) / f"{spec.socket_name}.sock")
-
-
 def _directory(spec: RegionSpec) -> Path:
     return spec.socket_dir / f"kvoffload-{os.geteuid()}"
 
 
-def _bind(connection: socket.socket, kind: SocketKind, spec: RegionSpec, deadline: Deadline) -> Path | None:
-    address = _address(kind, spec)
-    if kind is SocketKind.ABSTRACT:
-        connection.bind(address)
-        return None
-    with _locked_directory(_directory(spec), deadline):
-        _sweep(_directory(spec))
-        connection.bind(address)
-        # Listening before the lock is let go: a sweep would take a socket that nobody listens on for a dead one.
-        connection.listen(spec.world_size + 16)
-    return Path(address)
+def _file_name(spec: RegionSpec) -> str:
+    return f"{spec.socket_name}.sock"
 
 
 @contextlib.contextmanager
-def _locked_directory(directory: Path, deadline: Deadline) -> Iterator[None]:
-    """Make the private directory if need be, prove that it is private, and hold its lock."""
+def _address(kind: SocketKind, spec: RegionSpec) -> Iterator[str]:
+    """The address to bind or connect to, valid inside the block."""
+    if kind is SocketKind.ABSTRACT:
+        yield f"\0{spec.socket_name}"
+        return
+    # The path of a socket has at most 107 bytes; by way of the open directory it is short wherever that lies.
+    descriptor = os.open(_directory(spec), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{_file_name(spec)}"
+    finally:
+        os.close(descriptor)
+
+
+def _bind(connection: socket.socket, kind: SocketKind, spec: RegionSpec, deadline: Deadline) -> Path | None:
+    with contextlib.ExitStack() as lock:
+        if kind is SocketKind.PATH:
+            descriptor = lock.enter_context(_locked_directory(_directory(spec), deadline))
+            _sweep(_directory(spec), descriptor)
+        with _address(kind, spec) as address:
+            connection.bind(address)
+        # Listening before the lock is let go: a sweep would take a socket that nobody listens on for a dead one.
+        connection.listen(spec.world_size + 16)
+    return _directory(spec) / _file_name(spec) if kind is SocketKind.PATH else None
+
+
+@contextlib.contextmanager
+def _locked_directory(directory: Path, deadline: Deadline) -> Iterator[int]:
+    """Make the private directory if need be, prove that it is private, and hold its lock; gives its descriptor."""
     directory.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -192,18 +204,18 @@ def _locked_directory(directory: Path, deadline: Deadline) -> Iterator[None]:
                 if deadline.expired:
                     raise
                 time.sleep(_RETRY_S)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _sweep(directory: Path) -> None:
+def _sweep(directory: Path, descriptor: int) -> None:
     """Remove the sockets that killed processes left behind. The directory is locked and private."""
     for _, path in zip(range(_MAX_STALE_SOCKETS), directory.glob("kvoffload-*.sock"), strict=False):
         with new_socket() as probe:
             probe.setblocking(False)
             try:
-                probe.connect(str(path))
+                probe.connect(f"/proc/self/fd/{descriptor}/{path.name}")
             except ConnectionRefusedError:
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
@@ -216,7 +228,8 @@ def _in_use(kind: SocketKind, spec: RegionSpec) -> str:
     holder = "another process"
     with contextlib.suppress(OSError), new_socket() as probe:
         probe.setblocking(False)
-        probe.connect(_address(kind, spec))
+        with _address(kind, spec) as address:
+            probe.connect(address)
         peer = peer_of(probe)
         holder = f"pid {peer.pid} of user {peer.uid}"
     return (

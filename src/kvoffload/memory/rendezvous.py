@@ -180,8 +180,7 @@ class RendezvousServer:
             return
         private(accepted).setblocking(False)
         peer = peer_of(accepted)
-        guests = sum(connection.stage not in WORKER_STAGES for connection in self._connections)
-        if peer.uid != os.geteuid() or guests >= _MAX_GUESTS:
+        if peer.uid != os.geteuid() or not self._has_room():
             logger.warning(
                 "host region of engine %s: refused pid %d of user %d", self._spec.label, peer.pid, peer.uid
             )
@@ -190,6 +189,16 @@ class RendezvousServer:
         connection = Connection(accepted, peer, Deadline(GREETING_S))
         self._connections.add(connection)
         self._selector.register(accepted, selectors.EVENT_READ, connection)
+
+    def _has_room(self) -> bool:
+        """Whether one more guest can be taken in; of too many, the one that was silent for the longest time goes."""
+        guests = [connection for connection in self._connections if connection.stage not in WORKER_STAGES]
+        if len(guests) < _MAX_GUESTS:
+            return True
+        silent = [connection for connection in guests if connection.stage is Stage.GREETING]
+        if silent:
+            self._drop(min(silent, key=lambda connection: connection.patience.remaining_s()))
+        return bool(silent)
 
     def _hear(self, connection: Connection) -> None:
         try:

@@ -10,7 +10,8 @@ import logging
 import mmap
 import os
 import weakref
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import final
@@ -64,8 +65,9 @@ class SharedOffloadRegion:
         assert 0 <= rank < spec.world_size, (rank, spec.world_size)
         deadline = Deadline(spec.timeout_s)
         if rank == 0:
-            return cls._create(spec, deadline)
-        with ExitStack() as resources:
+            with _os_errors_mapped(spec):
+                return cls._create(spec, deadline)
+        with _os_errors_mapped(spec), ExitStack() as resources:
             mapping = join_barrier(spec, rank, deadline, partial(_map, spec, resources))
             return cls(spec, mapping, resources.pop_all(), is_creator=False)
 
@@ -78,7 +80,7 @@ class SharedOffloadRegion:
         Raises:
             RegionError: no region before the deadline, another plan, or the memory cannot be mapped.
         """
-        with ExitStack() as resources:
+        with _os_errors_mapped(spec), ExitStack() as resources:
             mapping = attach_region(spec, Deadline(timeout_s), partial(_map, spec, resources))
             return cls(spec, mapping, resources.pop_all(), is_creator=False)
 
@@ -165,6 +167,17 @@ class SharedOffloadRegion:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _os_errors_mapped(spec: RegionSpec) -> Iterator[None]:
+    """What the kernel refuses in an unexpected place (no descriptor left, say) is the world's fault, too."""
+    try:
+        yield
+    except OSError as error:
+        raise RegionError(
+            f"host region of engine {spec.label}: {error}; check the limits of this process (ulimit -a)"
+        ) from error
 
 
 def _map(spec: RegionSpec, resources: ExitStack, descriptor: int) -> mmap.mmap:

@@ -165,8 +165,8 @@ def receive_with_descriptor(connection: socket.socket) -> tuple[Message | None, 
                 numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
                 descriptors += numbers
         message = _message(packet, flags)
-        if isinstance(message, Region) != (len(descriptors) == 1):
-            raise WireError(f"{len(descriptors)} descriptors with {type(message).__name__}")
+        if isinstance(message, Region) != (len(descriptors) == 1) or flags & socket.MSG_CTRUNC:
+            raise WireError(f"{len(descriptors)} descriptors or more with {type(message).__name__}")
         return message, descriptors.pop() if descriptors else None
     finally:
         for descriptor in descriptors:

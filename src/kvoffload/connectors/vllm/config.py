@@ -7,6 +7,7 @@ the same thing in different forms, so only what both have is used.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from vllm.v1.kv_cache_interface import iter_layer_specs
@@ -104,7 +105,8 @@ def _model(vllm_config: Any, kv_cache_config: Any) -> OffloadingModelConfig:
     (group,) = kv_cache_config.kv_cache_groups
     spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
     return OffloadingModelConfig(
-        name=model.model,
+        # A local directory is known by its contents (see the revision), not by where it lies on this host.
+        name=Path(model.model).name if os.path.exists(model.model) else model.model,  # noqa: PTH110
         revision=model_revision(model.model, model.revision),
         # What the engine allocated, not what was asked for: "auto" means different things for different checkpoints.
         dtype=f"{_dtype_name(spec.dtype)} ({vllm_config.cache_config.cache_dtype})",
