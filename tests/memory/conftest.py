@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.memory import rendezvous
 from kvoffload.memory.limits import LimitRoots
 from kvoffload.memory.plan import plan_region
 from kvoffload.memory.region_spec import MemoryKind, RegionSpec, SocketKind
@@ -154,6 +155,18 @@ def nothing_left_behind(request):
     before = traces(names)
     yield
     wait_until(lambda: traces(names) <= before, SOON_S)
+
+
+@pytest.fixture(autouse=True)
+def short_farewell(monkeypatch):
+    """Ranks that a test never starts need no long time to hear why."""
+    monkeypatch.setattr(rendezvous, "FAREWELL_S", 0.1)
+    monkeypatch.setattr(rendezvous, "LINGER_S", 0.2)
+
+
+@pytest.fixture
+def long_farewell(short_farewell, monkeypatch):
+    monkeypatch.setattr(rendezvous, "LINGER_S", 20.0)
 
 
 @pytest.fixture

@@ -44,7 +44,9 @@ def sabotage(how: str) -> None:
     real_map = module.map_memory
 
     def map_memory(descriptor: int, spec: RegionSpec) -> object:
-        if how == "die_before_mapping":
+        if how == "die_while_others_knock":
+            time.sleep(0.5)
+        if how in {"die_before_mapping", "die_while_others_knock"}:
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "fail_mapping":
             raise RegionError("sabotage: no address space")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -90,12 +91,12 @@ def pair():
 
 
 def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_a_descriptor_arrives_open_and_is_not_inherited(pair):
     left, right = pair
-    with open("/dev/null") as file:
+    with Path("/dev/null").open() as file:
         wire.send(left, Region(5), file.fileno())
     message, descriptor = wire.receive_with_descriptor(right)
     assert message == Region(5)
@@ -106,7 +107,7 @@ def test_a_descriptor_arrives_open_and_is_not_inherited(pair):
 def test_descriptors_that_nobody_asked_for_are_closed(pair):
     left, right = pair
     before = open_descriptors()
-    with open("/dev/null") as file:
+    with Path("/dev/null").open() as file:
         wire.send(left, Mapped(), file.fileno())
         wire.send(left, Mapped(), file.fileno())
         socket.send_fds(left, [encode(Region(5))], [file.fileno()] * 20)

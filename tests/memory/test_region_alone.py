@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import logging
@@ -23,11 +24,11 @@ from kvoffload.memory.shared_region import SharedOffloadRegion
 
 
 def descriptors() -> set[str]:
-    return {
-        os.readlink(f"/proc/self/fd/{name}")
-        for name in os.listdir("/proc/self/fd")
-        if os.path.lexists(f"/proc/self/fd/{name}")
-    }
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(str(path.readlink()))
+    return found
 
 
 def is_mapped() -> bool:

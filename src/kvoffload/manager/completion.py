@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.request import RequestState
 from kvoffload.metrics import catalog as m
@@ -19,12 +20,18 @@ class Completion:
         tiers: The host tier of each group.
         requests: The manager's requests; read, and their progress is set back after a failure.
         recorder: Where it counts.
+        on_ready: Called with a group and the keys of it that have just become ready.
     """
 
     def __init__(
-        self, tiers: Sequence[HostTier], requests: Mapping[RequestId, RequestState], recorder: Recorder
+        self,
+        tiers: Sequence[HostTier],
+        requests: Mapping[RequestId, RequestState],
+        recorder: Recorder,
+        on_ready: Callable[[int, Sequence[OffloadKey]], None],
     ) -> None:
         self._tiers = tiers
+        self._on_ready = on_ready
         self._requests = requests
         self._recorder = recorder
 
@@ -46,7 +53,9 @@ class Completion:
     def _complete_store(self, job: Job, good: Sequence[ChunkMove], bad: Sequence[ChunkMove]) -> None:
         published = 0
         for index, tier in enumerate(self._tiers):
-            published += tier.commit_store([(move.key, move.slot) for move in good if move.group == index])
+            ready = tier.commit_store([(move.key, move.slot) for move in good if move.group == index])
+            published += len(ready)
+            self._on_ready(index, ready)
             tier.abort_store([(move.key, move.slot) for move in bad if move.group == index])
         self._recorder.count(m.STORED_CHUNKS, published)
         self._recorder.count(m.STORED_BYTES, job.outcome.copied_bytes)

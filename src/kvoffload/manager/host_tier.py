@@ -10,6 +10,7 @@ The verbs take batches: this is the hot path of the scheduler. No I/O, no clock,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,8 @@ class HostTier:
         self._ready: dict[OffloadKey, int] = {}
         self._writing: dict[OffloadKey, int] = {}
         self._pins: dict[int, int] = {}
+        # Those of the pins that are loads to the device: others may want to share them.
+        self._loading: dict[int, int] = {}
         # Pinned slots whose key is gone: they become free at their last unpin.
         self._orphans: set[int] = set()
 
@@ -76,10 +79,10 @@ class HostTier:
             hits += 1
         return hits, False
 
-    def any_pinned(self, keys: Iterable[OffloadKey]) -> bool:
+    def any_loading(self, keys: Iterable[OffloadKey]) -> bool:
         """Whether a running load reads one of these chunks. Does not mutate."""
-        ready, pins = self._ready, self._pins
-        return bool(pins) and any(ready.get(key) in pins for key in keys)
+        ready, loading = self._ready, self._loading
+        return bool(loading) and any(ready.get(key) in loading for key in keys)
 
     @property
     def ready_count(self) -> int:
@@ -88,28 +91,27 @@ class HostTier:
 
     @property
     def pinned_count(self) -> int:
-        """Slots that running loads protect."""
+        """Slots that somebody protects."""
         return len(self._pins)
 
-    # -- loads ---------------------------------------------------------------------------------------------------
+    # -- loads and other readers ---------------------------------------------------------------------------------
 
-    def prepare_load(self, keys: Sequence[OffloadKey]) -> list[SlotId | None]:
-        """Pin the chunks and count them as used, the first one as the most recent.
+    def hold(self, keys: Sequence[OffloadKey]) -> list[SlotId | None]:
+        """Pin the chunks: they are neither evicted nor overwritten until they are released.
 
         Returns:
             The slot of each key, None for a key that is not ready (and not pinned). Each slot that is returned
-            must be given to `complete_load` once.
+            must be given to `release` once.
         """
         ready, pins = self._ready, self._pins
         slots = [ready.get(key) for key in keys]
         for slot in slots:
             if slot is not None:
                 pins[slot] = pins.get(slot, 0) + 1
-        self.touch(keys)
         return slots  # type: ignore[return-value]
 
-    def complete_load(self, slots: Iterable[SlotId]) -> None:
-        """Unpin slots that `prepare_load` pinned, once each."""
+    def release(self, slots: Iterable[SlotId]) -> None:
+        """Unpin slots that `hold` pinned, once each."""
         pins = self._pins
         for slot in slots:
             left = pins[slot] - 1
@@ -120,6 +122,30 @@ class HostTier:
             if slot in self._orphans:
                 self._orphans.remove(slot)
                 self._free.append(slot)
+
+    def prepare_load(self, keys: Sequence[OffloadKey]) -> list[SlotId | None]:
+        """Hold the chunks for a load and count them as used, the first one as the most recent.
+
+        Returns:
+            As `hold`; each slot must be given to `complete_load` once.
+        """
+        slots = self.hold(keys)
+        loading = self._loading
+        for slot in slots:
+            if slot is not None:
+                loading[slot] = loading.get(slot, 0) + 1
+        self.touch(keys)
+        return slots
+
+    def complete_load(self, slots: Sequence[SlotId]) -> None:
+        """A load that `prepare_load` prepared is over."""
+        loading = self._loading
+        for slot in slots:
+            if loading[slot] == 1:
+                del loading[slot]
+            else:
+                loading[slot] -= 1
+        self.release(slots)
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
         """Count the ready ones of these keys as used, the first as the most recent.
@@ -153,23 +179,27 @@ class HostTier:
             self.touch(keys)
         admitted = self._admission.admit(new)
         evicted = self._make_room(len(admitted), protected)
-        stored = admitted[: len(self._free)]
-        slots = self._free[: -len(stored) - 1 : -1] if stored else []
-        del self._free[len(self._free) - len(stored) :]
-        pairs = tuple(zip(stored, slots, strict=True))
-        writing.update(pairs)
+        pairs = self._take_slots(admitted)
         return PreparedStore(
-            stored=pairs,  # type: ignore[arg-type]
+            stored=pairs,
             evicted=tuple(evicted),
             filtered=len(new) - len(admitted),
-            rejected=len(admitted) - len(stored),
+            rejected=len(admitted) - len(pairs),
         )
 
-    def commit_store(self, pairs: Iterable[tuple[OffloadKey, SlotId]]) -> int:
+    def reserve(self, keys: Sequence[OffloadKey], protected: Collection[OffloadKey] = ()) -> PreparedStore:
+        """Slots for chunks that come from another tier: as `prepare_store`, but nothing is left out by admission."""
+        ready, writing = self._ready, self._writing
+        new = [key for key in keys if key not in ready and key not in writing]
+        evicted = self._make_room(len(new), protected)
+        pairs = self._take_slots(new)
+        return PreparedStore(stored=pairs, evicted=tuple(evicted), filtered=0, rejected=len(new) - len(pairs))
+
+    def commit_store(self, pairs: Iterable[tuple[OffloadKey, SlotId]]) -> list[OffloadKey]:
         """Publish chunks whose copies all succeeded; those that a reset or drop overtook give their slot back.
 
         Returns:
-            How many were published.
+            The keys that were published.
         """
         ready, writing = self._ready, self._writing
         published = []
@@ -181,7 +211,7 @@ class HostTier:
             else:
                 self._free.append(slot)
         self._policy.insert(reversed(published))
-        return len(published)
+        return published
 
     def abort_store(self, pairs: Iterable[tuple[OffloadKey, SlotId]]) -> None:
         """Give back the slots of chunks that were not written."""
@@ -226,11 +256,12 @@ class HostTier:
         self._release(slots)
         return dropped
 
-    def check(self, writing_slots: Collection[SlotId]) -> None:
-        """Raise AssertionError unless every slot is in exactly one state.
+    def check(self, writing_slots: Collection[SlotId], held_slots: Collection[SlotId]) -> None:
+        """Raise AssertionError unless every slot is in exactly one state and every pin has an owner.
 
         Args:
-            writing_slots: The slots of all stores in flight, as the ledger knows them.
+            writing_slots: The slots that somebody writes, as the ledger and the staging know them.
+            held_slots: The slots that somebody reads, one entry for each pin.
         """
         states = [*self._free, *self._ready.values(), *writing_slots, *self._orphans]
         assert sorted(states) == list(range(self.num_slots)), sorted(states)
@@ -238,8 +269,19 @@ class HostTier:
         assert not self._ready.keys() & self._writing.keys()
         assert self._orphans <= self._pins.keys(), (self._orphans, self._pins)
         assert self._pins.keys() <= self._orphans | set(self._ready.values()), self._pins
-        assert all(count > 0 for count in self._pins.values()), self._pins
+        assert self._pins == Counter(held_slots), (self._pins, held_slots)
+        assert all(0 < count <= self._pins[slot] for slot, count in self._loading.items()), self._loading
         assert len(self._policy) == len(self._ready), (len(self._policy), len(self._ready))
+
+    def _take_slots(self, keys: Sequence[OffloadKey]) -> tuple[tuple[OffloadKey, SlotId], ...]:
+        taken = min(len(keys), len(self._free))
+        if not taken:
+            return ()
+        slots = self._free[: -taken - 1 : -1]
+        del self._free[-taken:]
+        pairs = tuple(zip(keys[:taken], slots, strict=True))
+        self._writing.update(pairs)
+        return pairs  # type: ignore[return-value]
 
     def _make_room(self, needed: int, protected: Collection[OffloadKey]) -> Sequence[OffloadKey]:
         missing = needed - len(self._free)

@@ -11,17 +11,22 @@ without an engine. Everything that mutates is here, in the tiers and in the ledg
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvoffload.clock import Clock
+from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.completion import Completion
+from kvoffload.manager.estimates import PrefillMeter
 from kvoffload.manager.host_tier import HostTier
+from kvoffload.manager.lane import TierLane
 from kvoffload.manager.load_plan import chunk_range, plan_load
-from kvoffload.manager.prefix import longest_prefix, usable_tokens
+from kvoffload.manager.prefix import PrefixHit, longest_prefix, usable_tokens
 from kvoffload.manager.request import GroupGeometry, GroupState, RequestInfo, RequestState
+from kvoffload.manager.staging import Staging, StagingConfig, Want
 from kvoffload.manager.step import ScheduledRequest, StepInput
-from kvoffload.manager.store_plan import plan_store, storable_chunks, storable_tokens
+from kvoffload.manager.storing import Storing
 from kvoffload.messages import CopyJob, StepMessage, WorkerReport
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
@@ -46,18 +51,35 @@ class ManagerConfig:
     """The engine's block that stands for "no block"."""
 
 
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The tiers below the host."""
+
+    lanes: tuple[TierLane, ...] = ()
+    """The fastest first."""
+    config: StagingConfig = field(default_factory=StagingConfig)
+    row_bytes: tuple[int, ...] = ()
+    """Per group, the bytes of a row."""
+
+
 class OffloadManager:
-    """Scheduler side of the host tier.
+    """Scheduler side: the host tier and whatever is below it.
 
     Args:
         config: See ManagerConfig.
         tiers: The host tier of each group, in the order of `config.groups`.
         recorder: Where it counts.
         clock: Tells the time.
+        below: The tiers below the host, None if there are none.
     """
 
     def __init__(
-        self, config: ManagerConfig, tiers: Sequence[HostTier], recorder: Recorder, clock: Clock
+        self,
+        config: ManagerConfig,
+        tiers: Sequence[HostTier],
+        recorder: Recorder,
+        clock: Clock,
+        below: Below | None = None,
     ) -> None:
         assert len(tiers) == len(config.groups) > 0, (len(tiers), len(config.groups))
         self._config = config
@@ -66,8 +88,16 @@ class OffloadManager:
         self._clock = clock
         self._requests: dict[RequestId, RequestState] = {}
         self._ledger = Ledger(config.world_size)
-        self._completion = Completion(self._tiers, self._requests, recorder)
-        self._chunk_unit = max(group.tokens_per_chunk for group in config.groups)
+        self._storing = Storing(
+            self._tiers, recorder, prompt_only=config.offload_prompt_only, null_block_id=config.null_block_id
+        )
+        below = below or Below()
+        self._prefill = PrefillMeter()
+        self._row_bytes = below.row_bytes or (0,) * len(tiers)
+        self._staging = Staging(self._tiers, below.lanes, below.config, recorder, self._prefill)
+        self._completion = Completion(self._tiers, self._requests, recorder, self._cascade)
+        # Where a load may end: on a chunk's edge in every group.
+        self._chunk_unit = math.lcm(*(group.tokens_per_chunk for group in config.groups))
         # Collected between two steps.
         self._new_loads: list[CopyJob] = []
         self._written: set[BlockId] = set()
@@ -99,11 +129,14 @@ class OffloadManager:
         if state.load_jobs:
             return None
         state.extend_keys()
-        state.asked_tokens = max(0, len(state.groups[0].keys) * self._chunk_unit - computed_tokens)
+        known_tokens = len(state.groups[0].keys) * state.groups[0].geometry.tokens_per_chunk
+        state.asked_tokens = max(0, known_tokens - computed_tokens)
         hits = [
             longest_prefix(group.keys, group.geometry.tokens_per_chunk, computed_tokens, tier.lookup_prefix)
             for group, tier in zip(state.groups, self._tiers, strict=True)
         ]
+        if self._staging.fetch(req_id, self._wants(state, hits, computed_tokens), self._clock.now_s()):
+            return None
         tokens = usable_tokens(hits, computed_tokens, state.info.max_load_tokens, self._chunk_unit)
         pending = any(hit.pending for hit in hits) or self._is_being_loaded(state, computed_tokens, tokens)
         if pending and self._may_wait(state):
@@ -135,9 +168,11 @@ class OffloadManager:
         if load_tokens > 0:
             self._recorder.count(m.HIT_TOKENS, load_tokens)
             self._plan_load(state, block_ids, range(computed_tokens, computed_tokens + load_tokens))
+        self._staging.forget(req_id)
 
     def finish_request(self, req_id: RequestId, valid_tokens: int) -> None:
         """The request is over; `valid_tokens` of it have KV on the device. Unknown ids are ignored."""
+        self._staging.forget(req_id)
         state = self._requests.get(req_id)
         if state is not None:
             state.extend_keys()
@@ -147,6 +182,9 @@ class OffloadManager:
 
     def step(self, step: StepInput) -> StepMessage:
         """Decide what the workers do in the engine's next step."""
+        now_s = self._clock.now_s()
+        self._prefill.step(now_s, sum(request.num_scheduled_tokens for request in step.scheduled))
+        self._staging.tick(now_s)
         for req_id in step.preempted:
             if req_id in self._requests:
                 self._requests[req_id].clear_blocks()
@@ -180,35 +218,46 @@ class OffloadManager:
         self._set_gauges()
 
     def has_pending_work(self) -> bool:
-        """Whether workers are expected to report something soon, so that the engine should keep stepping."""
-        return self._ledger.in_flight() > 0
+        """Whether the engine should keep stepping: workers will report soon, or stores wait for a tier."""
+        return self._ledger.in_flight() > 0 or self._staging.has_queued
 
-    def reset(self) -> int:
-        """Forget all chunks. Stores in flight do not come back; loads in flight end normally.
+    def tick(self) -> bool:
+        """Go on with the tiers below without a step (while the engine shuts down).
 
         Returns:
-            How many chunks were dropped.
+            Whether a tier has still something to do.
         """
-        dropped = sum(tier.clear() for tier in self._tiers)
+        self._staging.tick(self._clock.now_s())
+        return self._staging.busy
+
+    def reset(self) -> Mapping[str, bool]:
+        """Forget all chunks. Stores in flight do not come back; loads in flight end normally.
+
+        Nor does what is on the device now come back: requests that run, load or have just finished store nothing
+        of it (a reset often follows a change of weights).
+
+        Returns:
+            For each tier whether it is empty now; the host always is.
+        """
+        results = {"host": True, **self._staging.reset()}
+        for tier in self._tiers:
+            tier.clear()
         for state in self._requests.values():
-            state.restart_stores()
+            state.follow_reset()
         self._recorder.count(m.RESETS)
         self._set_gauges()
-        return dropped
+        return results
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken (slots, pins, fences, requests)."""
         self._ledger.check()
         for index, tier in enumerate(self._tiers):
-            tier.check(
-                [
-                    move.slot
-                    for job in self._ledger
-                    if job.direction is Direction.STORE
-                    for move in job.chunks
-                    if move.group == index
-                ]
-            )
+            writing, held = self._staging.in_use(index)
+            stores = [job for job in self._ledger if job.direction is Direction.STORE]
+            writing += [move.slot for job in stores for move in job.chunks if move.group == index]
+            loads = [job for job in self._ledger if job.direction is Direction.LOAD]
+            held += [move.slot for job in loads for move in job.chunks if move.group == index]
+            tier.check(writing, held)
         loading = {job.job_id for job in self._ledger if job.direction is Direction.LOAD}
         for state in self._requests.values():
             assert state.load_jobs <= loading, (state.info.req_id, state.load_jobs, loading)
@@ -249,34 +298,12 @@ class OffloadManager:
         return job
 
     def _plan_store(self, state: RequestState, written_tokens: int) -> CopyJob | None:
-        tokens = storable_tokens(state.info, written_tokens, prompt_only=self._config.offload_prompt_only)
-        moves: list[ChunkMove] = []
-        parts = []
-        for index, group in enumerate(state.groups):
-            accepted = self._offer(index, group, tokens)
-            if accepted:
-                parts.append(plan_store(index, group, accepted))
-                moves.extend(accepted)
+        moves, parts = self._storing.offer(state, written_tokens)
         if not moves:
             return None
         blocks = tuple(BlockId(block) for part in parts for block in part.block_ids.tolist())
         job = self._open(state, Direction.STORE, tuple(moves), blocks)
         return CopyJob(job.job_id, job.req_id, Direction.STORE, tuple(parts))
-
-    def _offer(self, index: int, group: GroupState, tokens: int) -> list[ChunkMove]:
-        chunks = storable_chunks(group, tokens, self._config.null_block_id)
-        if not chunks:
-            return []
-        keys = group.keys[chunks.start : chunks.stop]
-        prepared = self._tiers[index].prepare_store(keys, protected=group.own_keys)
-        group.next_store_chunk = chunks.stop
-        self._recorder.count(m.EVICTED_CHUNKS, len(prepared.evicted))
-        self._recorder.count(m.STORE_FILTERED_CHUNKS, prepared.filtered)
-        self._recorder.count(m.STORE_REJECTED_CHUNKS, prepared.rejected)
-        if not prepared.stored:
-            return []
-        place = {key: chunk for chunk, key in zip(chunks, keys, strict=True)}
-        return [ChunkMove(index, key, slot, place[key]) for key, slot in prepared.stored]
 
     def _plan_load(self, state: RequestState, block_ids: Sequence[Sequence[BlockId]], tokens: range) -> None:
         moves: list[ChunkMove] = []
@@ -295,6 +322,7 @@ class OffloadManager:
             parts.append(part)
         job = self._open(state, Direction.LOAD, tuple(moves), ())
         state.load_jobs.add(job.job_id)
+        state.has_loaded = True
         self._new_loads.append(CopyJob(job.job_id, job.req_id, Direction.LOAD, tuple(parts)))
 
     def _open(
@@ -308,6 +336,22 @@ class OffloadManager:
         self._ledger.open(job)
         return job
 
+    # -- tiers below ---------------------------------------------------------------------------------------------
+
+    def _wants(self, state: RequestState, hits: Sequence[PrefixHit], computed_tokens: int) -> list[Want]:
+        """What the host does not have of what the request may load."""
+        limit = state.info.max_load_tokens
+        wants = []
+        for index, (group, hit) in enumerate(zip(state.groups, hits, strict=True)):
+            span = group.geometry.tokens_per_chunk
+            end = None if limit is None else (computed_tokens + limit) // span
+            keys = group.keys[hit.boundary_tokens // span : end]
+            wants.append(Want(index, keys, span, self._row_bytes[index]))
+        return wants
+
+    def _cascade(self, group: int, keys: Sequence[OffloadKey]) -> None:
+        self._staging.cascade(group, keys, self._clock.now_s())
+
     # -- waiting -------------------------------------------------------------------------------------------------
 
     def _is_being_loaded(self, state: RequestState, computed_tokens: int, tokens: int) -> bool:
@@ -315,7 +359,7 @@ class OffloadManager:
             return False
         for group, tier in zip(state.groups, self._tiers, strict=True):
             chunks = chunk_range(group, computed_tokens, computed_tokens + tokens)
-            if tier.any_pinned(group.keys[chunks.start : chunks.stop]):
+            if tier.any_loading(group.keys[chunks.start : chunks.stop]):
                 return True
         return False
 
@@ -338,3 +382,5 @@ class OffloadManager:
     def _set_gauges(self) -> None:
         self._recorder.set(m.RESIDENT_CHUNKS, sum(tier.ready_count for tier in self._tiers))
         self._recorder.set(m.PINNED_CHUNKS, sum(tier.pinned_count for tier in self._tiers))
+        if self._prefill.tokens_per_s is not None:
+            self._recorder.set(m.PREFILL_TOKENS_PER_SECOND, round(self._prefill.tokens_per_s, 1))

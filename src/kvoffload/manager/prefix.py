@@ -52,7 +52,7 @@ def usable_tokens(
         hits: One per group.
         computed_tokens: Tokens that the device has already.
         max_load_tokens: The request's own limit on what may be loaded, None if it has none.
-        unit: The answer ends on a multiple of this many tokens (the largest chunk).
+        unit: The answer ends on a multiple of this many tokens (a whole number of chunks in every group).
     """
     boundary = min(hit.boundary_tokens for hit in hits)
     if max_load_tokens is not None:

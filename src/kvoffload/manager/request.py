@@ -83,6 +83,10 @@ class RequestState:
     load_jobs: set[JobId] = field(default_factory=set)
     valid_tokens: int | None = None
     """Set when it has finished: tokens whose KV exists."""
+    has_loaded: bool = False
+    """Its blocks were filled by a load, or will be."""
+    predates_reset: bool = False
+    """It holds KV from before a reset: nothing that it computes from that may enter a tier."""
 
     def extend_keys(self) -> None:
         """See GroupState."""
@@ -93,6 +97,13 @@ class RequestState:
         """Its device blocks are no longer its own."""
         for group in self.groups:
             group.block_ids.clear()
+        self.has_loaded = False
+        self.predates_reset = False
+
+    def follow_reset(self) -> None:
+        """The tiers were cleared. Stores nothing until it gets other blocks: the weights may be other ones now."""
+        self.restart_stores()
+        self.predates_reset = self.has_loaded or any(group.block_ids for group in self.groups)
 
     def restart_stores(self, first_chunk: int = 0) -> None:
         """Offer the chunks from `first_chunk` on once more."""

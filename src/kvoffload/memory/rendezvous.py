@@ -47,7 +47,8 @@ GREETING_S = 5.0
 FAREWELL_S = 1.0
 """How long a failing rank 0 waits for ranks that are about to connect, before it raises."""
 LINGER_S = 10.0
-"""How long after that, at least, a thread goes on telling late ranks why there is no region."""
+"""How long after that a thread goes on telling late ranks why there is no region, if some do not know. No longer:
+it holds the address, and the next attempt may come from this very process."""
 _MAX_GUESTS = 64
 """Connections that have not said who they are, or wait to attach."""
 _THREAD_EXIT_S = 5.0
@@ -106,11 +107,12 @@ class RendezvousServer:
         for connection in list(self._connections):
             if connection.stage is not Stage.GREETING:
                 self._tell_failure(connection)
-        self._linger(Deadline(FAREWELL_S))
+        if not self._barrier.deadline.expired:
+            self._linger(Deadline(FAREWELL_S))
         if self._barrier.all_informed():
             self.close()
         else:
-            last_call = self._barrier.deadline.later(LINGER_S)
+            last_call = Deadline(LINGER_S)
             self._run_in_background(lambda: self._linger(last_call))
 
     def close(self) -> None:

@@ -23,14 +23,15 @@ class Metric:
     name: str
     kind: MetricKind
     help: str
+    labels: tuple[str, ...] = ()
 
 
-def _counter(name: str, text: str) -> Metric:
-    return Metric(f"kvoffload_{name}", MetricKind.COUNTER, text)
+def _counter(name: str, text: str, *labels: str) -> Metric:
+    return Metric(f"kvoffload_{name}", MetricKind.COUNTER, text, labels)
 
 
-def _gauge(name: str, text: str) -> Metric:
-    return Metric(f"kvoffload_{name}", MetricKind.GAUGE, text)
+def _gauge(name: str, text: str, *labels: str) -> Metric:
+    return Metric(f"kvoffload_{name}", MetricKind.GAUGE, text, labels)
 
 
 LOOKUP_TOKENS = _counter("lookup_tokens", "Tokens that requests asked the host tier for")
@@ -57,5 +58,26 @@ RESETS = _counter("resets", "Calls of reset_cache")
 RESIDENT_CHUNKS = _gauge("resident_chunks", "Chunks that can be loaded now")
 CAPACITY_CHUNKS = _gauge("capacity_chunks", "Chunks that the host tier can hold")
 PINNED_CHUNKS = _gauge("pinned_chunks", "Chunks that a running load protects from eviction")
+
+TIER_CHUNKS = _counter("tier_chunks", "Chunks that a tier was asked for", "tier", "verb", "outcome")
+TIER_BYTES = _counter("tier_bytes", "Payload bytes moved to (store) or from (load) a tier", "tier", "verb")
+TIER_TIMEOUTS = _counter("tier_timeouts", "Jobs of a tier that were given up at its deadline", "tier", "verb")
+TIER_EVENTS = _counter(
+    "tier_events", "What a tier itself counts (evictions, errors by kind, …)", "tier", "event"
+)
+TIER_STORED_BYTES = _gauge(
+    "tier_stored_bytes", "Bytes that a tier holds, as far as this process knows", "tier"
+)
+TIER_OPEN = _gauge("tier_open", "1 while a tier's circuit breaker keeps requests away from it", "tier")
+CASCADE_DROPPED_CHUNKS = _counter(
+    "cascade_dropped_chunks",
+    "Chunks not handed to a tier because it was under pressure or switched off",
+    "tier",
+)
+PROMOTION_TIMEOUTS = _counter("promotion_timeouts", "Requests that waited for tiers until the deadline")
+PROMOTION_SKIPPED_CHUNKS = _counter(
+    "promotion_skipped_chunks", "Chunks not promoted because recomputing was measured to be faster"
+)
+PREFILL_TOKENS_PER_SECOND = _gauge("prefill_tokens_per_second", "The engine's measured prefill rate")
 
 CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -106,9 +106,13 @@ class ConnectorScheduler:
 
     @guarded(lambda: True)
     def reset(self) -> bool:
-        """Forget all chunks."""
-        logger.info("kvoffload: reset, %d chunks dropped", self._manager.reset())
-        return True
+        """Forget all chunks; True if all tiers are empty now."""
+        results = self._manager.reset()
+        logger.info(
+            "kvoffload: reset: %s",
+            ", ".join(f"{tier} {'ok' if ok else 'FAILED'}" for tier, ok in results.items()),
+        )
+        return all(results.values())
 
     def _scheduled(self, output: Any) -> list[ScheduledRequest]:
         tokens = output.num_scheduled_tokens

@@ -8,12 +8,11 @@ from prometheus_client import Counter, Gauge
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from kvoffload.metrics.catalog import CATALOG, MetricKind
-
-_KINDS = {metric.name: metric.kind for metric in CATALOG}
+from kvoffload.metrics.recorder import parse_series
 
 
 class KvoffloadStats(KVConnectorStats):
-    """Changes of metrics since the last time: `data` maps names to increases (counters) or values (gauges)."""
+    """Changes of metrics since the last time: `data` maps series to increases (counters) or values (gauges)."""
 
     def reset(self) -> None:
         """Forget the changes."""
@@ -21,11 +20,11 @@ class KvoffloadStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> KvoffloadStats:
         """Add later changes."""
-        for name, value in other.data.items():
-            if _KINDS[name] is MetricKind.COUNTER:
-                self.data[name] = self.data.get(name, 0) + value
+        for series, value in other.data.items():
+            if parse_series(series)[0].kind is MetricKind.COUNTER:
+                self.data[series] = self.data.get(series, 0) + value
             else:
-                self.data[name] = value
+                self.data[series] = value
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -49,17 +48,25 @@ class KvoffloadPromMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         kinds = {MetricKind.COUNTER: metric_types[Counter], MetricKind.GAUGE: metric_types[Gauge]}
-        self._metrics: dict[int, dict[str, Any]] = {index: {} for index in per_engine_labelvalues}
+        self._engines = per_engine_labelvalues
+        self._metrics: dict[str, Any] = {
+            metric.name: kinds[metric.kind](
+                name=metric.name, documentation=metric.help, labelnames=[*labelnames, *metric.labels]
+            )
+            for metric in CATALOG
+        }
         for metric in CATALOG:
-            parent = kinds[metric.kind](name=metric.name, documentation=metric.help, labelnames=labelnames)
-            for index, labels in per_engine_labelvalues.items():
-                self._metrics[index][metric.name] = parent.labels(*labels)
+            if not metric.labels:  # shown as 0 before they first move
+                for labels in per_engine_labelvalues.values():
+                    self._metrics[metric.name].labels(*labels)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Take changes over into the metrics of one engine."""
-        for name, value in transfer_stats_data.items():
-            child = self._metrics[engine_idx][name]
-            if _KINDS[name] is MetricKind.COUNTER:
+        for series, value in transfer_stats_data.items():
+            metric, own = parse_series(series)
+            values = [*self._engines[engine_idx], *(own[label] for label in metric.labels)]
+            child = self._metrics[metric.name].labels(*values)
+            if metric.kind is MetricKind.COUNTER:
                 child.inc(value)
             else:
                 child.set(value)

@@ -1,0 +1,343 @@
+"""Staging: chunks go down to the tiers when they are stored, and come up when a request needs them.
+
+Part of the manager: no I/O, no threads, time is an argument. See docs/design/002-staging.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.manager.estimates import PrefillMeter
+from kvoffload.manager.health import BreakerState
+from kvoffload.manager.host_tier import HostTier
+from kvoffload.manager.lane import HostChunk, LaneJob, TierLane
+from kvoffload.metrics import catalog as m
+from kvoffload.metrics.recorder import Recorder
+from kvoffload.tiers.base import Outcome, TierReport, Verb
+from kvoffload.types import LookupResult, RequestId, SlotId
+
+
+class LoadPolicy(Enum):
+    """When chunks are promoted from a tier."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+    AUTO = "auto"
+    """Unless recomputing would be faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagingConfig:
+    """Bounds of promotions."""
+
+    load_policy: LoadPolicy = LoadPolicy.AUTO
+    deadline_s: float = 10.0
+    """How long a request waits for tiers, from its first question to its last chunk."""
+    hold_s: float = 30.0
+    """How long promoted chunks are held for a request that is not admitted."""
+    remeasure_s: float = 60.0
+    """A tier that was skipped as too slow is tried again after this time."""
+
+
+class Phase(Enum):
+    """How far a request's promotion has come."""
+
+    ASKING = "asking"
+    PROMOTING = "promoting"
+    SETTLED = "settled"
+
+
+@dataclass(slots=True)
+class Promotion:
+    """What is under way for one request."""
+
+    since_s: float
+    phase: Phase = Phase.ASKING
+    jobs: set[tuple[str, int]] = field(default_factory=set)
+    awaited: set[tuple[int, OffloadKey]] = field(default_factory=set)
+    """Chunks that somebody else fetches or writes."""
+    held: list[tuple[int, SlotId]] = field(default_factory=list)
+    unsure: set[str] = field(default_factory=set)
+    """Tiers whose answer is still out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a request misses in one group: keys behind the host's hits, in the order of the prompt."""
+
+    group: int
+    keys: Sequence[OffloadKey]
+    tokens_per_chunk: int
+    row_bytes: int
+
+
+@dataclass(slots=True)
+class Located:
+    """Where the keys of one `Want` are."""
+
+    run: list[tuple[OffloadKey, TierLane]] = field(default_factory=list)
+    """The leading ones that a tier has."""
+    coming: list[OffloadKey] = field(default_factory=list)
+    """Those that somebody else is bringing to the host."""
+    unsure: set[str] = field(default_factory=set)
+    """Tiers that do not know yet."""
+
+
+class Staging:
+    """Moves chunks between the host tiers and the lanes.
+
+    Args:
+        hosts: The host tier of each group.
+        lanes: The tiers below, the fastest first.
+        config: Bounds.
+        recorder: Where it counts.
+        prefill: The engine's measured prefill rate.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[HostTier],
+        lanes: Sequence[TierLane],
+        config: StagingConfig,
+        recorder: Recorder,
+        prefill: PrefillMeter,
+    ) -> None:
+        self._hosts = tuple(hosts)
+        self._lanes = tuple(lanes)
+        self._config = config
+        self._recorder = recorder
+        self._prefill = prefill
+        self._promotions: dict[RequestId, Promotion] = {}
+        # Who waits for a job's end, and when a lane last loaded.
+        self._waiters: dict[tuple[str, int], RequestId] = {}
+        self._last_load_s: dict[str, float] = {}
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether stores wait to be handed to a tier."""
+        return any(lane.queued_bytes for lane in self._lanes)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a tier has work to do or to report."""
+        return any(lane.busy for lane in self._lanes)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def fetch(self, req_id: RequestId, wants: Sequence[Want], now_s: float) -> bool:
+        """Bring what a request misses up from the tiers; to be called again until it says False.
+
+        Returns:
+            Whether it is worth waiting. After False the request is settled: later calls answer False at once.
+        """
+        if self._config.load_policy is LoadPolicy.NEVER or not any(want.keys for want in wants):
+            return False
+        promotion = self._promotions.setdefault(req_id, Promotion(since_s=now_s))
+        if promotion.phase is Phase.SETTLED:
+            return False
+        if promotion.phase is Phase.ASKING:
+            self._ask(req_id, promotion, wants, now_s)
+        if promotion.phase is Phase.PROMOTING:
+            promotion.awaited = {
+                (group, key)
+                for group, key in promotion.awaited
+                if self._hosts[group].lookup(key) is LookupResult.HIT_PENDING
+            }
+            if not (promotion.jobs or promotion.awaited):
+                promotion.phase = Phase.SETTLED
+        if promotion.phase is not Phase.SETTLED and now_s - promotion.since_s >= self._config.deadline_s:
+            self._settle_late(promotion, now_s)
+        return promotion.phase is not Phase.SETTLED
+
+    def forget(self, req_id: RequestId) -> None:
+        """The request was admitted or is gone: what was held for it may be evicted again."""
+        promotion = self._promotions.pop(req_id, None)
+        if promotion is None:
+            return
+        self._release(promotion)
+        for job in promotion.jobs:
+            self._waiters.pop(job, None)
+
+    # -- tiers ---------------------------------------------------------------------------------------------------
+
+    def cascade(self, group: int, keys: Sequence[OffloadKey], now_s: float) -> None:
+        """Offer chunks that have just become ready to all tiers; a tier under pressure is left out."""
+        host = self._hosts[group]
+        for lane in self._lanes:
+            for key, slot in zip(keys, host.hold(keys), strict=True):
+                if slot is not None and not lane.enqueue(HostChunk(group, key, slot)):
+                    host.release([slot])
+                    self._recorder.count(m.CASCADE_DROPPED_CHUNKS, tier=lane.name)
+            lane.pump(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Collect what the tiers have done, give up what is late, hand over what is queued. Once a step."""
+        for lane in self._lanes:
+            for job, report in lane.collect():
+                self._apply(lane, job, report, now_s)
+            for job in lane.give_up_overdue(now_s):
+                self._give_up(lane, job)
+            if lane.breaker.state is BreakerState.OPEN:
+                self._drop_queue(lane)
+            lane.pump(now_s)
+        for promotion in self._promotions.values():
+            if promotion.held and now_s - promotion.since_s >= self._config.hold_s:
+                self._release(promotion)
+
+    def reset(self) -> Mapping[str, bool]:
+        """Clear all tiers; returns for each whether it is empty now. Queued stores are dropped."""
+        for lane in self._lanes:
+            self._drop_queue(lane)
+        for req_id in list(self._promotions):
+            self.forget(req_id)
+        return {lane.name: lane.tier.clear() for lane in self._lanes}
+
+    def in_use(self, group: int) -> tuple[list[SlotId], list[SlotId]]:
+        """(slots being written by promotions, slots held) of one group: what `check` needs."""
+        writing = [c.slot for lane in self._lanes for c in lane.chunks_of(Verb.LOAD) if c.group == group]
+        held = [c.slot for lane in self._lanes for c in lane.chunks_of(Verb.STORE) if c.group == group]
+        held += [slot for promotion in self._promotions.values() for g, slot in promotion.held if g == group]
+        return writing, held
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    def _ask(self, req_id: RequestId, promotion: Promotion, wants: Sequence[Want], now_s: float) -> None:
+        located = [(want, self._locate(want)) for want in wants]
+        promotion.unsure = {name for _, found in located for name in found.unsure}
+        if promotion.unsure:
+            return
+        promotion.phase = Phase.PROMOTING
+        for want, found in located:
+            promotion.awaited.update((want.group, key) for key in found.coming)
+            self._promote(req_id, promotion, want, found.run, now_s)
+
+    def _settle_late(self, promotion: Promotion, now_s: float) -> None:
+        self._recorder.count(m.PROMOTION_TIMEOUTS)
+        for lane in self._lanes:
+            if lane.name in promotion.unsure:
+                lane.breaker.timed_out(now_s)
+        promotion.phase = Phase.SETTLED
+
+    def _locate(self, want: Want) -> Located:
+        host = self._hosts[want.group]
+        answers = [(lane, lane.lookup(want.keys)) for lane in self._lanes]
+        found = Located()
+        for index, key in enumerate(want.keys):
+            state = host.lookup(key)
+            if state is LookupResult.HIT_PENDING:
+                found.coming.append(key)
+            if state is not LookupResult.MISS:
+                continue
+            lane = next((lane for lane, said in answers if said[index] is LookupResult.HIT), None)
+            doubtful = {lane.name for lane, said in answers if said[index] is LookupResult.RETRY}
+            if lane is not None:
+                found.run.append((key, lane))
+            elif doubtful:
+                found.unsure |= doubtful
+            else:
+                break
+        return found
+
+    def _promote(
+        self,
+        req_id: RequestId,
+        promotion: Promotion,
+        want: Want,
+        run: Sequence[tuple[OffloadKey, TierLane]],
+        now_s: float,
+    ) -> None:
+        if not run or not self._is_worth_it(want, run, now_s):
+            return
+        # Room for the whole run first: half a run that evicts the other half would help nobody.
+        host = self._hosts[want.group]
+        reserved = host.reserve([key for key, _ in run], protected=set(want.keys))
+        self._recorder.count(m.EVICTED_CHUNKS, len(reserved.evicted))
+        source = dict(run)
+        for lane in self._lanes:
+            chunks = [
+                HostChunk(want.group, key, slot) for key, slot in reserved.stored if source[key] is lane
+            ]
+            job_id = lane.start_load(chunks, now_s)
+            if job_id is None:
+                host.abort_store([(chunk.key, chunk.slot) for chunk in chunks])
+                continue
+            self._last_load_s[lane.name] = now_s
+            promotion.jobs.add((lane.name, job_id))
+            self._waiters[lane.name, job_id] = req_id
+
+    def _is_worth_it(self, want: Want, run: Sequence[tuple[OffloadKey, TierLane]], now_s: float) -> bool:
+        recompute_s = self._prefill.seconds_for(len(run) * want.tokens_per_chunk)
+        if self._config.load_policy is LoadPolicy.ALWAYS or recompute_s is None:
+            return True
+        load_s = 0.0
+        for lane in self._lanes:
+            size = want.row_bytes * sum(source is lane for _, source in run)
+            stale = now_s - self._last_load_s.get(lane.name, now_s) >= self._config.remeasure_s
+            if size and not stale:
+                load_s = max(
+                    load_s, lane.load_meter.seconds_for(size, lane.in_flight_bytes(Verb.LOAD)) or 0.0
+                )
+        if load_s <= recompute_s:
+            return True
+        self._recorder.count(m.PROMOTION_SKIPPED_CHUNKS, len(run))
+        return False
+
+    # -- reports -------------------------------------------------------------------------------------------------
+
+    def _apply(self, lane: TierLane, job: LaneJob, report: TierReport, now_s: float) -> None:
+        if not job.lost:
+            failed = any(outcome is Outcome.FAILED for outcome in report.outcomes.values())
+            if failed:
+                lane.breaker.failed(now_s)
+            else:
+                lane.breaker.succeeded()
+        for outcome in Outcome:
+            number = sum(found is outcome for found in report.outcomes.values())
+            self._recorder.count(
+                m.TIER_CHUNKS, number, tier=lane.name, verb=job.verb.value, outcome=outcome.value
+            )
+        self._recorder.count(m.TIER_BYTES, report.moved_bytes, tier=lane.name, verb=job.verb.value)
+        if job.verb is Verb.STORE:
+            for chunk in job.chunks:
+                self._hosts[chunk.group].release([chunk.slot])
+        else:
+            lane.load_meter.add(report.moved_bytes, now_s - job.started_s)
+            self._apply_load(lane, job, report)
+
+    def _apply_load(self, lane: TierLane, job: LaneJob, report: TierReport) -> None:
+        req_id = self._waiters.pop((lane.name, job.job_id), None)
+        promotion = self._promotions.get(req_id) if req_id is not None else None
+        for chunk in job.chunks:
+            host = self._hosts[chunk.group]
+            if report.outcomes[chunk.key] is not Outcome.DONE:
+                host.abort_store([(chunk.key, chunk.slot)])
+            elif host.commit_store([(chunk.key, chunk.slot)]) and promotion is not None:
+                promotion.held.extend(
+                    (chunk.group, slot) for slot in host.hold([chunk.key]) if slot is not None
+                )
+        if promotion is not None:
+            promotion.jobs.discard((lane.name, job.job_id))
+
+    def _give_up(self, lane: TierLane, job: LaneJob) -> None:
+        self._recorder.count(m.TIER_TIMEOUTS, tier=lane.name, verb=job.verb.value)
+        if job.verb is not Verb.LOAD:
+            return
+        for chunk in job.chunks:
+            self._hosts[chunk.group].forget_write(chunk.key, chunk.slot)
+        req_id = self._waiters.pop((lane.name, job.job_id), None)
+        if req_id is not None and req_id in self._promotions:
+            self._promotions[req_id].jobs.discard((lane.name, job.job_id))
+
+    def _drop_queue(self, lane: TierLane) -> None:
+        dropped = lane.drop_queue()
+        for chunk in dropped:
+            self._hosts[chunk.group].release([chunk.slot])
+        self._recorder.count(m.CASCADE_DROPPED_CHUNKS, len(dropped), tier=lane.name)
+
+    def _release(self, promotion: Promotion) -> None:
+        for group, slot in promotion.held:
+            self._hosts[group].release([slot])
+        promotion.held.clear()

@@ -1,0 +1,67 @@
+"""Offers a request's chunks to the host tiers and plans the copies of those that were taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvoffload.manager.host_tier import HostTier
+from kvoffload.manager.request import GroupState, RequestState
+from kvoffload.manager.store_plan import plan_store, storable_chunks, storable_tokens
+from kvoffload.messages import GroupCopies
+from kvoffload.metrics import catalog as m
+from kvoffload.metrics.recorder import Recorder
+from kvoffload.transfer.ledger import ChunkMove
+
+
+class Storing:
+    """Takes slots for what a request has computed.
+
+    Args:
+        tiers: The host tier of each group.
+        recorder: Where it counts.
+        prompt_only: Store nothing of the answers.
+        null_block_id: The engine's block that stands for "no block".
+    """
+
+    def __init__(
+        self, tiers: Sequence[HostTier], recorder: Recorder, *, prompt_only: bool, null_block_id: int
+    ) -> None:
+        self._tiers = tiers
+        self._recorder = recorder
+        self._prompt_only = prompt_only
+        self._null_block_id = null_block_id
+
+    def offer(self, state: RequestState, written_tokens: int) -> tuple[list[ChunkMove], list[GroupCopies]]:
+        """Offer the chunks that are complete and were not offered before.
+
+        Args:
+            state: The request; its progress is advanced.
+            written_tokens: Tokens whose KV exists when the copies start.
+
+        Returns:
+            The chunks that were taken (each must be committed or aborted once), and their copies by group.
+        """
+        moves: list[ChunkMove] = []
+        parts: list[GroupCopies] = []
+        if state.predates_reset:
+            return moves, parts
+        tokens = storable_tokens(state.info, written_tokens, prompt_only=self._prompt_only)
+        for index, group in enumerate(state.groups):
+            taken = self._offer_group(index, group, tokens)
+            if taken:
+                parts.append(plan_store(index, group, taken))
+                moves.extend(taken)
+        return moves, parts
+
+    def _offer_group(self, index: int, group: GroupState, tokens: int) -> list[ChunkMove]:
+        chunks = storable_chunks(group, tokens, self._null_block_id)
+        if not chunks:
+            return []
+        keys = group.keys[chunks.start : chunks.stop]
+        prepared = self._tiers[index].prepare_store(keys, protected=group.own_keys)
+        group.next_store_chunk = chunks.stop
+        self._recorder.count(m.EVICTED_CHUNKS, len(prepared.evicted))
+        self._recorder.count(m.STORE_FILTERED_CHUNKS, prepared.filtered)
+        self._recorder.count(m.STORE_REJECTED_CHUNKS, prepared.rejected)
+        place = {key: chunk for chunk, key in zip(chunks, keys, strict=True)} if prepared.stored else {}
+        return [ChunkMove(index, key, slot, place[key]) for key, slot in prepared.stored]

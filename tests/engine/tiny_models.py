@@ -1,0 +1,127 @@
+"""Tiny random models that the CPU build of vLLM runs. No tokenizer: tests send token ids.
+
+The weights are larger than a fresh initialisation: with small ones the output hardly depends on what is in the KV
+cache, and then "equal outputs" proves nothing (see the negative control in `test_negative_control.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+VOCAB = 1000
+MAX_POSITIONS = 8192
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A model on disk and what a test must know of it."""
+
+    path: str
+    tokens_per_block: int
+    dtype: str
+
+
+def make_llama(root: Path) -> TinyModel:
+    """Grouped-query attention, float32: outputs of different batch shapes can be compared closely."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(20)
+    config = LlamaConfig(
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        vocab_size=VOCAB,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=False,
+        initializer_range=0.08,
+    )
+    path = root / "tiny-llama"
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(path)
+    return TinyModel(str(path), tokens_per_block=128, dtype="float32")
+
+
+def make_deepseek(root: Path) -> TinyModel:
+    """Multi-head latent attention (MLA), dense layers only."""
+    import torch
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    torch.manual_seed(21)
+    config = DeepseekV2Config(
+        hidden_size=256,
+        intermediate_size=512,
+        moe_intermediate_size=256,
+        num_hidden_layers=3,
+        first_k_dense_replace=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        vocab_size=VOCAB,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=False,
+        initializer_range=0.08,
+    )
+    path = root / "tiny-deepseek"
+    DeepseekV2ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    return TinyModel(str(path), tokens_per_block=16, dtype="bfloat16")
+
+
+def make_gemma3(root: Path) -> TinyModel:
+    """Sliding windows beside full attention: several cache groups, which this version refuses."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(22)
+    config = Gemma3TextConfig(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        sliding_window=256,
+        sliding_window_pattern=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=VOCAB,
+        max_position_embeddings=MAX_POSITIONS,
+    )
+    path = root / "tiny-gemma3"
+    Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    return TinyModel(str(path), tokens_per_block=128, dtype="bfloat16")
+
+
+MAKERS: dict[str, Callable[[Path], TinyModel]] = {
+    "llama": make_llama,
+    "deepseek": make_deepseek,
+    "gemma3": make_gemma3,
+}
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    """The same tokens for the same seed, on every machine."""
+    source = random.Random(seed)  # noqa: S311
+    return [source.randrange(10, VOCAB) for _ in range(count)]
+
+
+def prompts_of(seed: int, number: int, tokens: int) -> list[list[int]]:
+    """Several prompts that share nothing."""
+    return [random_tokens(1000 * seed + index, tokens) for index in range(number)]
+
+
+def full_chunk_tokens(prompts: Sequence[Sequence[int]], tokens_per_chunk: int) -> int:
+    """Tokens of the prompts that lie in whole chunks: what a cache of whole chunks can serve at best."""
+    return sum(len(prompt) // tokens_per_chunk * tokens_per_chunk for prompt in prompts)
