@@ -37,6 +37,13 @@ class Registry(Generic[T]):
             raise ConfigError(f"{self._kind} {name!r} is registered already as {self._paths[name]!r}")
         self._paths[name] = path
 
+    def find(self, name: str, module_path: str | None, where: str) -> type[T]:
+        """As `resolve`; the message of an error begins with `where`."""
+        try:
+            return self.resolve(name, module_path)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+
     def resolve(self, name: str, module_path: str | None = None) -> type[T]:
         """Return the class called `name`, from `module_path` if given, else from the registry.
 

@@ -8,8 +8,39 @@ from typing import Any
 from kvoffload.config.units import parse_bytes
 
 
-def _size() -> Any:
-    return field(metadata={"parse": parse_bytes})
+def _size(default: str | None = None) -> Any:
+    if default is None:
+        return field(metadata={"parse": parse_bytes})
+    return field(default=parse_bytes(default, "default"), metadata={"parse": parse_bytes})
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOptions:
+    """Options that every tier has: how much it may be bothered and how long it is waited for."""
+
+    deadline_s: float = 10.0
+    """A job that takes longer is given up."""
+    failures_to_open: int = 3
+    """Failed jobs in a row after which the tier is left alone for a while; one time-out is enough."""
+    retry_after_s: float = 30.0
+    """How long it is left alone."""
+    max_queued_bytes: int = _size("1GiB")
+    """Chunks that wait to be stored; each of them keeps its place in host memory."""
+    max_store_bytes_in_flight: int = _size("256MiB")
+    batch_bytes: int = _size("32MiB")
+    """Stores are handed over in jobs of about this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """One entry of `secondary_tiers`."""
+
+    type: str
+    module_path: str | None
+    """Python module of an out-of-tree tier; `type` is then its class name."""
+    lane: LaneOptions
+    own: object
+    """The tier's own options: an instance of its `options_type`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +68,14 @@ class OffloadingOptions:
     (reasoning, templates), so that its chunks would be written and never read."""
     canonical_layout: bool = False
     self_describing_kv_events: bool = False
-    secondary_tiers: tuple[object, ...] = ()
+    secondary_tiers: tuple[TierOptions, ...] = ()
+    """Tiers below host memory, the fastest first (they need spec_name TieringOffloadingSpec)."""
+    load_policy: str = "auto"
+    """When chunks are fetched from a secondary tier: "always", "never", or "auto": unless recomputing is faster."""
+    promotion_deadline_s: float = 10.0
+    """How long a request waits for secondary tiers before it goes on without them."""
+    drain_timeout_s: float = 30.0
+    """How long a shutdown waits for stores to secondary tiers."""
     hash_seed: str | None = None
     """Says that PYTHONHASHSEED is set on purpose: it must then have exactly this value in every engine."""
     join_timeout_s: float = 60.0

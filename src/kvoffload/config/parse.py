@@ -19,6 +19,7 @@ from kvoffload.errors import ConfigError
 T = TypeVar("T")
 
 WHERE = "kv_connector_extra_config"
+LOAD_POLICIES = ("always", "never", "auto")
 _SPEC_OPTIONS_KEY = "spec_options"
 
 
@@ -126,6 +127,10 @@ def _check_ranges(options: OffloadingOptions) -> None:
         raise ConfigError(
             f"{WHERE}: store_threshold={options.store_threshold} must not be negative; 0 stores always"
         )
-    for name in ("join_timeout_s", "pending_timeout_s", "transfer_timeout_s"):
+    if options.load_policy not in LOAD_POLICIES:
+        raise ConfigError(
+            f"{WHERE}: load_policy={options.load_policy!r} is not known; valid: {', '.join(LOAD_POLICIES)}"
+        )
+    for name in ("join_timeout_s", "pending_timeout_s", "transfer_timeout_s", "promotion_deadline_s"):
         if getattr(options, name) <= 0:
             raise ConfigError(f"{WHERE}: {name}={getattr(options, name)} must be above 0 seconds")

@@ -9,26 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvoffload.config.options import LaneOptions
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.estimates import TransferMeter
 from kvoffload.manager.health import BreakerState, CircuitBreaker
 from kvoffload.tiers.base import Tier, TierEntry, TierJob, TierReport, Verb
 from kvoffload.types import LookupResult, SlotId
-
-
-@dataclass(frozen=True, slots=True)
-class LaneConfig:
-    """Bounds of one lane."""
-
-    deadline_s: float = 10.0
-    """A job that takes longer is given up."""
-    failures_to_open: int = 3
-    retry_after_s: float = 30.0
-    max_queued_bytes: int = 1 << 30
-    """Chunks that wait to be stored; each of them holds its host slot."""
-    max_store_bytes_in_flight: int = 256 << 20
-    batch_bytes: int = 32 << 20
-    """Stores are handed over in jobs of about this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +51,7 @@ class TierLane:
         buffer_of: Gives the row of a slot.
     """
 
-    def __init__(self, tier: Tier, config: LaneConfig, buffer_of: BufferOf) -> None:
+    def __init__(self, tier: Tier, config: LaneOptions, buffer_of: BufferOf) -> None:
         self.tier = tier
         self.config = config
         self.breaker = CircuitBreaker(config.failures_to_open, config.retry_after_s)

@@ -14,6 +14,7 @@ from kvoffload.manager.estimates import PrefillMeter
 from kvoffload.manager.health import BreakerState
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.lane import HostChunk, LaneJob, TierLane
+from kvoffload.manager.watch import TierWatch
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
 from kvoffload.tiers.base import Outcome, TierReport, Verb
@@ -114,6 +115,7 @@ class Staging:
         # Who waits for a job's end, and when a lane last loaded.
         self._waiters: dict[tuple[str, int], RequestId] = {}
         self._last_load_s: dict[str, float] = {}
+        self._watch = TierWatch(lanes, recorder)
 
     @property
     def has_queued(self) -> bool:
@@ -183,6 +185,7 @@ class Staging:
             if lane.breaker.state is BreakerState.OPEN:
                 self._drop_queue(lane)
             lane.pump(now_s)
+        self._watch.look(now_s)
         for promotion in self._promotions.values():
             if promotion.held and now_s - promotion.since_s >= self._config.hold_s:
                 self._release(promotion)

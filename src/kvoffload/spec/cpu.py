@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from kvoffload.clock import Clock
 from kvoffload.config.parse import WHERE
@@ -12,10 +13,11 @@ from kvoffload.errors import ConfigError
 from kvoffload.keys.fingerprint import namespace_of
 from kvoffload.layout.direct import direct_layouts
 from kvoffload.manager.host_tier import HostTier
-from kvoffload.manager.manager import ManagerConfig, OffloadManager
+from kvoffload.manager.manager import Below, ManagerConfig, OffloadManager
 from kvoffload.manager.request import GroupGeometry
 from kvoffload.memory.plan import plan_region
-from kvoffload.memory.shared_region import RegionSpec, SharedOffloadRegion
+from kvoffload.memory.region_spec import RegionSpec
+from kvoffload.memory.shared_region import SharedOffloadRegion
 from kvoffload.metrics.recorder import Recorder
 from kvoffload.policies.admission import TouchFilter
 from kvoffload.policies.factory import EVICTION_POLICIES
@@ -32,9 +34,15 @@ class CPUOffloadingSpec(OffloadingSpec):
     The region is sized from the configuration alone, so every process computes the same plan.
     """
 
+    has_secondary_tiers: ClassVar[bool] = False
+
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         _refuse_what_is_missing(config)
+        if config.options.secondary_tiers and not self.has_secondary_tiers:
+            raise ConfigError(
+                f"{WHERE}: {config.options.spec_name} has no secondary_tiers; set spec_name to TieringOffloadingSpec"
+            )
         self._policy_class = EVICTION_POLICIES.resolve(
             config.options.eviction_policy, config.options.cache_policy_module_path
         )
@@ -44,8 +52,21 @@ class CPUOffloadingSpec(OffloadingSpec):
         )
         self._region: SharedOffloadRegion | None = None
 
+    @property
+    def region_spec(self) -> RegionSpec:
+        """What every process of the engine must know to make or join the region."""
+        return RegionSpec(
+            engine_id=self.config.engine_id,
+            plan=self._plan,
+            world_size=self.config.parallel.world_size,
+            timeout_s=self.config.options.join_timeout_s,
+        )
+
     def make_manager(self, recorder: Recorder, clock: Clock) -> OffloadManager:
         """See OffloadingSpec."""
+        return self._make_manager(recorder, clock, Below())
+
+    def _make_manager(self, recorder: Recorder, clock: Clock, below: Below) -> OffloadManager:
         options = self.config.options
         tiers = [
             HostTier(
@@ -71,20 +92,12 @@ class CPUOffloadingSpec(OffloadingSpec):
             pending_timeout_s=options.pending_timeout_s,
             transfer_timeout_s=options.transfer_timeout_s,
         )
-        return OffloadManager(config, tiers, recorder, clock)
+        return OffloadManager(config, tiers, recorder, clock, below)
 
     def make_worker(self, device_pages: Sequence[Sequence[ByteArray]]) -> OffloadWorker:
         """See OffloadingSpec."""
         parallel, options = self.config.parallel, self.config.options
-        region = SharedOffloadRegion.open(
-            RegionSpec(
-                engine_id=self.config.engine_id,
-                plan=self._plan,
-                world_size=parallel.world_size,
-                timeout_s=options.join_timeout_s,
-            ),
-            parallel.rank,
-        )
+        region = SharedOffloadRegion.open(self.region_spec, parallel.rank)
         self._region = region
         groups = [
             bind_group(layout, parallel.rank, pages, region.rows(index))
@@ -121,7 +134,6 @@ class CPUOffloadingSpec(OffloadingSpec):
 def _refuse_what_is_missing(config: OffloadingConfig) -> None:
     options = config.options
     for name, asked in (
-        ("secondary_tiers", bool(options.secondary_tiers)),
         ("canonical_layout", options.canonical_layout),
         ("self_describing_kv_events", options.self_describing_kv_events),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from kvoffload.config.options import OffloadingOptions
@@ -10,6 +11,7 @@ from kvoffload.config.schema import OffloadingConfig
 from kvoffload.errors import ConfigError
 from kvoffload.registry import Registry
 from kvoffload.spec.base import OffloadingSpec
+from kvoffload.tiers.factory import parse_tiers
 
 _DEFAULT_NAME = "CPUOffloadingSpec"
 
@@ -20,7 +22,10 @@ class OffloadingSpecFactory:
     registry: Registry[OffloadingSpec] = Registry(
         "spec",
         OffloadingSpec,  # type: ignore[type-abstract]
-        {_DEFAULT_NAME: "kvoffload.spec.cpu:CPUOffloadingSpec"},
+        {
+            _DEFAULT_NAME: "kvoffload.spec.cpu:CPUOffloadingSpec",
+            "TieringOffloadingSpec": "kvoffload.spec.tiering:TieringOffloadingSpec",
+        },
     )
 
     @classmethod
@@ -29,7 +34,11 @@ class OffloadingSpecFactory:
         name, module_path = raw.get("spec_name", _DEFAULT_NAME), raw.get("spec_module_path")
         if not isinstance(name, str) or not isinstance(module_path, (str, type(None))):
             raise ConfigError(f"spec_name={name!r} and spec_module_path={module_path!r} must be texts")
-        return parse_options(raw, cls.registry.resolve(name, module_path).options_type)
+        spec = cls.registry.resolve(name, module_path)
+        rest = {key: value for key, value in raw.items() if key != "secondary_tiers"}
+        options, spec_options = parse_options(rest, spec.options_type)
+        tiers = parse_tiers(raw.get("secondary_tiers", ()))
+        return dataclasses.replace(options, secondary_tiers=tiers), spec_options
 
     @classmethod
     def create(cls, config: OffloadingConfig) -> OffloadingSpec:

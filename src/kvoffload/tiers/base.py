@@ -14,7 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, ClassVar
 
+from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.types import LookupResult
 
@@ -103,11 +105,36 @@ class TierStats:
     """Name → count of everything noteworthy (evicted, corrupt, io_errors, …)."""
 
 
+@dataclass(frozen=True, slots=True)
+class TierContext:
+    """What a tier must know of the engine that it serves."""
+
+    namespace: Namespace
+    row_bytes: tuple[int, ...]
+    """Per group: bytes of a chunk's buffer in jobs (a multiple of the memory page)."""
+
+
 class Tier(ABC):
     """One secondary tier."""
 
     name: str
     """For logs, metrics and filters."""
+
+    options_type: ClassVar[type[Any]]
+    """The dataclass of the tier's own options."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, options: Any, context: TierContext) -> Tier:
+        """Make the tier for one engine.
+
+        Args:
+            options: An instance of `options_type`.
+            context: What the engine stores.
+
+        Raises:
+            KvError: the tier cannot be used as configured; one line that says how to mend it.
+        """
 
     @abstractmethod
     def lookup(self, keys: Sequence[OffloadKey]) -> list[LookupResult]:
@@ -135,6 +162,10 @@ class Tier(ABC):
     @abstractmethod
     def stats(self) -> TierStats:
         """How it is doing; does not block on I/O."""
+
+    def describe(self) -> str:
+        """A few words for the log line at the start: where it is and how big."""
+        return "no description"
 
     @abstractmethod
     def clear(self) -> bool:

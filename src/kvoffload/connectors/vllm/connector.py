@@ -213,4 +213,6 @@ class KvoffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """See the base class."""
         if self._worker is not None:
             self._worker.shutdown()
+        if self._scheduler is not None:
+            self._scheduler.shutdown(self._spec.config.options.drain_timeout_s)
         self._spec.close()

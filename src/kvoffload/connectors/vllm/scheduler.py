@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from kvoffload.spec.base import OffloadingSpec
 from kvoffload.types import BlockId, RequestId
 
 logger = logging.getLogger(__name__)
+
+_DRAIN_PAUSE_S = 0.005
 
 
 def _no_tokens() -> int | None:
@@ -113,6 +116,16 @@ class ConnectorScheduler:
             ", ".join(f"{tier} {'ok' if ok else 'FAILED'}" for tier, ok in results.items()),
         )
         return all(results.values())
+
+    def shutdown(self, drain_timeout_s: float) -> None:
+        """Give the tiers below time to take what is queued, within a bound."""
+        deadline_s = time.monotonic() + drain_timeout_s
+        while self._go_on() and time.monotonic() < deadline_s:
+            time.sleep(_DRAIN_PAUSE_S)
+
+    @guarded(lambda: False)
+    def _go_on(self) -> bool:
+        return self._manager.tick()
 
     def _scheduled(self, output: Any) -> list[ScheduledRequest]:
         tokens = output.num_scheduled_tokens

@@ -1,0 +1,71 @@
+"""Host memory first, other tiers below it."""
+
+from __future__ import annotations
+
+from kvoffload.clock import Clock
+from kvoffload.config.options import TierOptions
+from kvoffload.config.parse import WHERE
+from kvoffload.config.schema import OffloadingConfig
+from kvoffload.errors import ConfigError
+from kvoffload.keys.fingerprint import namespace_of
+from kvoffload.manager.lane import TierLane
+from kvoffload.manager.manager import Below, OffloadManager
+from kvoffload.manager.staging import LoadPolicy, StagingConfig
+from kvoffload.memory.shared_region import SharedOffloadRegion
+from kvoffload.metrics.recorder import Recorder
+from kvoffload.spec.cpu import CPUOffloadingSpec
+from kvoffload.tiers.base import Tier, TierContext
+from kvoffload.tiers.factory import open_tier
+from kvoffload.types import SlotId
+
+
+class TieringOffloadingSpec(CPUOffloadingSpec):
+    """As `CPUOffloadingSpec`, with `secondary_tiers` below the host.
+
+    The tiers live in the scheduler's process, which maps the workers' region: their threads read and write its rows
+    in place.
+    """
+
+    has_secondary_tiers = True
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        if not config.options.secondary_tiers:
+            raise ConfigError(
+                f"{WHERE}: TieringOffloadingSpec needs secondary_tiers, e.g. [{{'type': 'fs', 'root_dir': '/kv'}}]; "
+                "for host memory alone use CPUOffloadingSpec"
+            )
+        self._tiers: list[Tier] = []
+
+    def make_manager(self, recorder: Recorder, clock: Clock) -> OffloadManager:
+        """See OffloadingSpec. The workers must have made the region."""
+        self._region = SharedOffloadRegion.attach(self.region_spec, self.config.options.join_timeout_s)
+        strides = tuple(area.row_stride_bytes for area in self._plan.groups)
+        context = TierContext(namespace=namespace_of(self.config), row_bytes=strides)
+        lanes = tuple(self._open_lane(options, context) for options in self.config.options.secondary_tiers)
+        staging = StagingConfig(
+            load_policy=LoadPolicy(self.config.options.load_policy),
+            deadline_s=self.config.options.promotion_deadline_s,
+        )
+        return self._make_manager(recorder, clock, Below(lanes, staging, strides))
+
+    def describe(self) -> str:
+        """See OffloadingSpec."""
+        tiers = ", ".join(f"{tier.name} ({tier.describe()})" for tier in self._tiers)
+        return f"{super().describe()}; below it: {tiers}; load policy {self.config.options.load_policy}"
+
+    def close(self) -> None:
+        """See OffloadingSpec."""
+        for tier in self._tiers:
+            tier.shutdown()
+        self._tiers.clear()
+        super().close()
+
+    def _open_lane(self, options: TierOptions, context: TierContext) -> TierLane:
+        tier = open_tier(options, context)
+        self._tiers.append(tier)
+        return TierLane(tier, options.lane, self._row)
+
+    def _row(self, group: int, slot: SlotId) -> memoryview:
+        assert self._region is not None
+        return memoryview(self._region.rows(group)[slot])

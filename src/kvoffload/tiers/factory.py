@@ -1,0 +1,65 @@
+"""Tiers by name, and the parsing of their options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from kvoffload.config.options import LaneOptions, TierOptions
+from kvoffload.config.parse import WHERE, parse_dataclass
+from kvoffload.errors import ConfigError
+from kvoffload.registry import Registry
+from kvoffload.tiers.base import Tier, TierContext
+
+# The base class is abstract on purpose: only its subclasses are ever made.
+TIERS: Registry[Tier] = Registry(
+    "tier",
+    Tier,  # type: ignore[type-abstract]
+    {"fs": "kvoffload.tiers.fs.tier:FsTier", "memory": "kvoffload.tiers.memory:MemoryTier"},
+)
+_LANE_NAMES = {field.name for field in dataclasses.fields(LaneOptions)}
+
+
+def parse_tiers(raw: object) -> tuple[TierOptions, ...]:
+    """Parse `secondary_tiers`: a list of mappings `{type, …options of the lane and of the tier}`.
+
+    Raises:
+        ConfigError: not such a list, an unknown type, or options that are not valid.
+    """
+    if not isinstance(raw, (list, tuple)):
+        raise ConfigError(
+            f"{WHERE}: secondary_tiers={raw!r} must be a list like [{{'type': 'fs', 'root_dir': '/kv'}}]"
+        )
+    return tuple(_parse_tier(entry, f"{WHERE}: secondary_tiers[{index}]") for index, entry in enumerate(raw))
+
+
+def _parse_tier(raw: object, where: str) -> TierOptions:
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("type"), str):
+        raise ConfigError(
+            f"{where}: {raw!r} must be a mapping with a 'type'; valid types: {', '.join(TIERS.names())}"
+        )
+    kind, module_path = raw["type"], raw.get("module_path")
+    if not isinstance(module_path, (str, type(None))):
+        raise ConfigError(f"{where}: module_path={module_path!r} must be a text")
+    options_type = TIERS.find(kind, module_path, where).options_type
+    rest = {name: value for name, value in raw.items() if name not in ("type", "module_path")}
+    return TierOptions(
+        type=kind,
+        module_path=module_path,
+        lane=parse_dataclass(LaneOptions, _only(rest, _LANE_NAMES), where),
+        own=parse_dataclass(options_type, _without(rest, _LANE_NAMES), where),
+    )
+
+
+def open_tier(options: TierOptions, context: TierContext) -> Tier:
+    """Make the tier. Raises KvError."""
+    return TIERS.resolve(options.type, options.module_path).open(options.own, context)
+
+
+def _only(raw: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in raw.items() if name in names}
+
+
+def _without(raw: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in raw.items() if name not in names}
