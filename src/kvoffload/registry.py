@@ -64,7 +64,7 @@ class Registry(Generic[T]):
         module_name, _, class_name = path.partition(":")
         try:
             found = getattr(importlib.import_module(module_name), class_name)
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # whatever a foreign module raises while it is imported
             raise ConfigError(f"{self._kind} {path!r} cannot be loaded: {error}") from error
         if not (isinstance(found, type) and issubclass(found, self._base)):
             raise ConfigError(f"{self._kind} {path!r} is not a subclass of {self._base.__qualname__}")

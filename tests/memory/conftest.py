@@ -38,6 +38,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(CHILD.parents[2] / "src")},
+            bufsize=0,  # select() does not see what a buffer holds
         )
         self.seen: list[dict] = []
 
@@ -79,6 +80,10 @@ class Child:
     def wait_until_running(self) -> None:
         event = self.event()
         assert event["event"] == "start", event
+
+    def go(self) -> None:
+        self.process.stdin.write(b"go\n")
+        self.process.stdin.flush()
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -193,10 +198,12 @@ def ranks(nothing_left_behind):
 
 @pytest.fixture
 def start_child(nothing_left_behind, make_spec):
-    """Start processes: start_child(rank=0, world_size=2, …); rank None attaches."""
+    """Start processes: start_child(rank=0, world_size=2, …); rank None attaches; `hold` until child.go()."""
     children = []
 
-    def start(rank: int | None, world_size: int = 1, timeout_s: float = 60.0, **options) -> Child:
+    def start(
+        rank: int | None, world_size: int = 1, timeout_s: float = 60.0, hold: bool = False, **options
+    ) -> Child:
         spec = make_spec(world_size, timeout_s)
         child = Child(
             {
@@ -212,6 +219,8 @@ def start_child(nothing_left_behind, make_spec):
         )
         children.append(child)
         child.wait_until_running()
+        if not hold:
+            child.go()
         return child
 
     yield start

@@ -1,6 +1,7 @@
 """A worker or attacher as a process of its own, for tests. Options: one JSON object as the only argument.
 
-Says on stdout, one JSON object a line: {"event": "start"}, then "open" or "error". Obeys lines on stdin after that:
+Says on stdout, one JSON object a line: {"event": "start"}, and after the first line on stdin "open" or "error". Obeys
+further lines:
 `put OFFSET VALUE`, `get OFFSET`, `fork` (a child that sleeps for ever; answers its pid), `close`.
 """
 
@@ -80,6 +81,7 @@ def obey(region: module.SharedOffloadRegion, words: list[str]) -> None:
 def main() -> None:
     options = json.loads(sys.argv[1])
     say("start")
+    sys.stdin.readline()
     if "sabotage" in options:
         sabotage(options["sabotage"])
     started_s = time.monotonic()

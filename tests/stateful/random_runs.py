@@ -12,7 +12,7 @@ from engine_memory import Memory, Setup
 from engine_model import EngineModel
 
 SEED_VARIABLE = "KVOFFLOAD_TEST_SEED"
-DRAIN_STEPS = 400
+DRAIN_STEPS = 300
 
 SETUPS = {
     "one block a chunk": Setup(num_blocks=16, num_slots=10),
@@ -83,8 +83,9 @@ class RandomRun:
     def _act(self) -> None:
         rng, model = self.rng, self.model
         dice = rng.random()
-        if dice < 0.18 and len(model.requests) < 8:
-            self._add()
+        if dice < 0.18:
+            if len(model.requests) < 8:
+                self._add()
         elif dice < 0.52:
             model.step(
                 rng.choice((1, 3, 8, 24)),
@@ -97,11 +98,13 @@ class RandomRun:
             worker.flush_times_out = rng.random() < 0.05
             for _ in range(rng.choice((1, 1, 2, 4))):
                 worker.run(rng.randrange(8), fail_mask=rng.choice((0, 0, 0, 0, 0, 0, 1, 6)))
-        elif dice < 0.95 and model.requests:
-            model.abort(rng.choice(list(model.requests.values())))
-        elif dice < 0.97 and model.running:
-            model.preempt(rng.choice(model.running))
+        elif dice < 0.95:
+            if model.requests:
+                model.abort(rng.choice(list(model.requests.values())))
         elif dice < 0.98:
+            if model.running:
+                model.preempt(rng.choice(model.running))
+        elif dice < 0.99:
             model.reset(new_weights=rng.random() < 0.5)
         else:
             model.clock.advance(rng.choice((0.1, 6.0, 61.0)))

@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 WHERE = "kv_connector_extra_config"
 LOAD_POLICIES = ("always", "never", "auto")
+MAX_WAIT_S = 86_400.0 * 365
 _SPEC_OPTIONS_KEY = "spec_options"
 
 
@@ -45,7 +46,8 @@ def parse_dataclass(cls: type[T], raw: Mapping[str, object], where: str) -> T:
         if name not in raw and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise ConfigError(f"{where}: {', '.join(missing)} must be given, e.g. {missing[0]}='8GiB'")
+        example = f", e.g. {missing[0]}='8GiB'" if fields[missing[0]].metadata.get("parse") else ""
+        raise ConfigError(f"{where}: {', '.join(missing)} must be given{example}")
     values = {
         name: _parse_value(fields[name], hints[name], value, f"{where}: {name}")
         for name, value in raw.items()
@@ -132,5 +134,8 @@ def _check_ranges(options: OffloadingOptions) -> None:
             f"{WHERE}: load_policy={options.load_policy!r} is not known; valid: {', '.join(LOAD_POLICIES)}"
         )
     for name in ("join_timeout_s", "pending_timeout_s", "transfer_timeout_s", "promotion_deadline_s"):
-        if getattr(options, name) <= 0:
-            raise ConfigError(f"{WHERE}: {name}={getattr(options, name)} must be above 0 seconds")
+        # Written so that "not a number" fails too. Larger waits overflow in the operating system's timers.
+        if not 0 < getattr(options, name) <= MAX_WAIT_S:
+            raise ConfigError(
+                f"{WHERE}: {name}={getattr(options, name)} must be above 0 seconds and at most {MAX_WAIT_S:.0f}"
+            )

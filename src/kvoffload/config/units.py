@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from kvoffload.errors import ConfigError
 
@@ -12,7 +13,7 @@ _FACTORS = {
     **{unit: 1000**power for power, unit in enumerate(("kb", "mb", "gb", "tb"), start=1)},
     **{unit: 1024**power for power, unit in enumerate(("kib", "mib", "gib", "tib"), start=1)},
 }
-_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_PATTERN = re.compile(r"\s*(\d{1,40}(?:\.\d{1,40})?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(value: object, where: str) -> int:
@@ -33,11 +34,10 @@ def parse_bytes(value: object, where: str) -> int:
         raise ConfigError(
             f"{where}: {value!r} is not a size; give bytes or a text like '8GiB' (units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
         )
-    number: str = match.group(1)
-    size: int = int(number) * factor if number.isdigit() else round(float(number) * factor)
-    if factor == 1 and not number.isdigit() and float(number) != size:
-        raise ConfigError(f"{where}: {value!r} is a fraction of a byte; did you mean '{value}GiB'?")
-    return size
+    size: Fraction = Fraction(match.group(1)) * factor
+    if factor == 1 and size.denominator != 1:
+        raise ConfigError(f"{where}: {value!r} is a fraction of a byte; did you mean '{match.group(1)}GiB'?")
+    return round(size)
 
 
 def format_bytes(size: int) -> str:

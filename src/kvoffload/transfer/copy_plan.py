@@ -32,10 +32,8 @@ def plan_runs(copies: GroupCopies, blocks_per_chunk: int) -> list[CopyRun]:
     blocks, slots, positions = copies.block_ids[keep], copies.slots[keep], copies.positions[keep]
     if blocks.size == 0:
         return []
-    place = (
-        slots if blocks_per_chunk == 1 else slots * (blocks_per_chunk + 1) + positions
-    )  # the +1 keeps two slots apart
-    joined = (np.diff(blocks) == 1) & (np.diff(place) == 1)
+    slot_step, position_step = (1, 0) if blocks_per_chunk == 1 else (0, 1)
+    joined = (np.diff(blocks) == 1) & (np.diff(slots) == slot_step) & (np.diff(positions) == position_step)
     first = np.concatenate(([0], np.flatnonzero(~joined) + 1))
     lengths = np.diff(np.append(first, blocks.size))
     return [

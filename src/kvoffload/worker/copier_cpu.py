@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from kvoffload.messages import CopyJob, GroupCopies, JobOutcome
+from kvoffload.messages import NO_SLOT, CopyJob, GroupCopies, JobOutcome
 from kvoffload.transfer.copy_plan import CopyRun, plan_runs, slots_of_run
 from kvoffload.types import Direction
 from kvoffload.worker.copier import Copier
@@ -45,11 +46,14 @@ class CPUCopier(Copier):
 
     def _copy_part(self, part: GroupCopies, direction: Direction) -> tuple[int, set[int]]:
         pages = self._groups[part.group]
-        failed: set[int] = set()
+        failed = _chunks_outside(part, pages)
+        if failed:
+            logger.error("chunks in slots %s (%s) are outside of memory", sorted(failed), direction.value)
+            kept = np.where(np.isin(part.slots, list(failed)), NO_SLOT, part.slots)
+            part = replace(part, slots=kept)
         copied_bytes = 0
         for run in plan_runs(part, pages.blocks_per_chunk):
             try:
-                _check_run(run, pages)
                 _copy_run(run, pages, direction)
                 copied_bytes += run.length * pages.bytes_per_block
             except (ValueError, IndexError, MemoryError):
@@ -58,18 +62,18 @@ class CPUCopier(Copier):
         return copied_bytes, failed
 
 
-def _check_run(run: CopyRun, pages: GroupPages) -> None:
-    # numpy cuts slices that reach too far, and a negative index counts from the end: neither may pass silently.
-    blocks, (slots, per_chunk, _) = pages.device[0].shape[0], pages.host[0].shape
-    last = slots_of_run(run, pages.blocks_per_chunk)[-1]
-    if run.block < 0 or run.block + run.length > blocks:
-        raise IndexError(f"blocks {run.block}+{run.length} are outside of {blocks}")
-    if run.slot < 0 or last >= slots or run.position < 0 or run.position >= per_chunk:
-        raise IndexError(
-            f"slot {run.slot} to {last}, position {run.position} are outside of {slots} × {per_chunk}"
-        )
-    if pages.blocks_per_chunk > 1 and run.position + run.length > per_chunk:
-        raise IndexError(f"positions {run.position}+{run.length} are outside of {per_chunk}")
+def _chunks_outside(part: GroupCopies, pages: GroupPages) -> set[int]:
+    """Slots of the chunks of which a block lies outside of the device's or the host's memory.
+
+    numpy cuts slices that reach too far, and a negative index counts from the end: neither may pass silently.
+    """
+    num_blocks, (num_slots, per_chunk, _) = pages.device[0].shape[0], pages.host[0].shape
+    inside = (
+        ((part.block_ids >= 0) & (part.block_ids < num_blocks))
+        & ((part.slots >= 0) & (part.slots < num_slots))
+        & ((part.positions >= 0) & (part.positions < per_chunk))
+    )
+    return set(part.slots[~inside & (part.slots != NO_SLOT)].tolist())
 
 
 def _copy_run(run: CopyRun, pages: GroupPages, direction: Direction) -> None:

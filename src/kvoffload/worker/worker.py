@@ -44,17 +44,21 @@ class OffloadWorker:
         self._thread.start()
 
     def submit(self, jobs: Iterable[CopyJob]) -> None:
-        """Queue jobs. A store reads its blocks from now on: call it when they have been written."""
+        """Queue jobs. A store reads its blocks from now on: call it when they have been written.
+
+        After a shutdown nothing is taken any more.
+        """
         with self._wake:
-            for job in jobs:
+            for job in () if self._closed else jobs:
                 (self._loads if job.direction is Direction.LOAD else self._stores).append(job)
                 self._unfinished.add(job.job_id)
             self._wake.notify_all()
 
     def flush(self, job_ids: Collection[JobId]) -> None:
         """Wait until these jobs are done (unknown ones are); bounded by the timeout."""
-        wanted = set(job_ids)
         with self._wake:
+            # A copy that is stuck is waited for once, not again in every step that touches its blocks.
+            wanted = set(job_ids) - self._void
             self._hurry(wanted)
             if self._wake.wait_for(lambda: not (wanted & self._unfinished), self._flush_timeout_s):
                 return
@@ -72,9 +76,10 @@ class OffloadWorker:
         """Stop after the job that is running; what is queued is not done. Idempotent."""
         with self._wake:
             self._closed = True
-            self._urgent.clear()
-            self._loads.clear()
-            self._stores.clear()
+            for queue in (self._urgent, self._loads, self._stores):
+                # Nobody may go on waiting for what will never be done.
+                self._unfinished.difference_update(job.job_id for job in queue)
+                queue.clear()
             self._wake.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=self._flush_timeout_s)

@@ -69,9 +69,13 @@ class KvoffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """The layout we like best: one slab per block copies fastest. Engines that do not have it ignore it."""
+        """The layout we like best: one slab per block copies fastest. Engines that do not have it ignore it.
+
+        Not on a CPU engine: its MLA kernels say that any layout will do, and die of one that interleaves the layers.
+        """
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        return "LBHNC" if extra.get("canonical_layout") else "BLHNC"
+        layer_outermost = extra.get("canonical_layout") or vllm_config.device_config.device_type == "cpu"
+        return "LBHNC" if layer_outermost else "BLHNC"
 
     # -- worker side ---------------------------------------------------------------------------------------------
 

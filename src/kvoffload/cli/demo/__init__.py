@@ -1,0 +1,1 @@
+"""`kvoffload demo`: a real engine that gets its evicted KV back, measured and shown."""

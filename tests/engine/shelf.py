@@ -1,0 +1,258 @@
+"""Engines that tests share, the kinds of them, and what the same prompts give without the connector.
+
+At most two engines live at a time: one under test, and one without the connector for comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from engine_process import Engine, EngineSettings, Output
+from expect import SAME_COMPUTATION, SAME_MATHS
+from faulty_spec import Fault, write_faults
+from tiny_models import MAKERS, TinyModel
+
+BLOCKS = 21
+"""Small on purpose: 20 blocks of 128 tokens, since the engine keeps one for itself. Two prompts of 1,100 tokens fit."""
+BASELINE_BLOCKS = {"llama": 120, "deepseek": 400}
+HOST_BYTES = "64MiB"
+TRANSFER_TIMEOUT_S = 6.0
+
+
+class Shelf:
+    """Makes models and engines when they are first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._models: dict[str, TinyModel] = {}
+        self._subject: Subject | None = None
+        self._baselines: dict[str, list[Output]] = {}
+        self._baseline_engine: Engine | None = None
+        self._started = 0
+
+    def model(self, name: str) -> TinyModel:
+        """The tiny model of that name."""
+        if name not in self._models:
+            self._models[name] = MAKERS[name](self._root)
+        return self._models[name]
+
+    def subject(self, kind: str) -> Subject:
+        """The engine of that kind, running and idle."""
+        if self._subject is not None and (self._subject.kind != kind or not self._subject.engine.alive):
+            self.drop()
+        if self._subject is None:
+            self._subject = KINDS[kind](self, self._new_folder(kind))
+            self._subject.engine.start()
+        return self._subject
+
+    def drop(self) -> None:
+        """End the engine under test; the next test gets a new one."""
+        if self._subject is not None:
+            self._subject.engine.stop()
+            self._subject = None
+
+    def engine(self, settings: EngineSettings, label: str) -> Engine:
+        """An engine of its own for one test, not started. The shared one is ended, so that there is room."""
+        self.drop()
+        return Engine(settings, self._new_folder(label) / "engine.log")
+
+    def baseline(
+        self, model: str, tp: int, prompts: Sequence[Sequence[int]], *, warm: bool = False, **options: Any
+    ) -> list[Output]:
+        """What an engine without the connector gives for each prompt, alone in the engine.
+
+        Args:
+            model: Name of the model.
+            tp: Tensor parallel size.
+            prompts: Token ids.
+            warm: The prompt's full blocks are in the engine's own cache already.
+            options: As for `Engine.generate`.
+        """
+        return [self._baseline_of(model, tp, list(prompt), warm, options) for prompt in prompts]
+
+    def logs(self) -> list[tuple[str, str]]:
+        """Names and last lines of the logs of the engines that live."""
+        engines = [self._subject.engine if self._subject else None, self._baseline_engine]
+        return [(str(engine.log_path), engine.log_tail()) for engine in engines if engine is not None]
+
+    def close(self) -> None:
+        """End all engines."""
+        self.drop()
+        if self._baseline_engine is not None:
+            self._baseline_engine.stop()
+            self._baseline_engine = None
+
+    def _baseline_of(
+        self, model: str, tp: int, prompt: list[int], warm: bool, options: dict[str, Any]
+    ) -> Output:
+        key = json.dumps([model, tp, prompt, warm, options], sort_keys=True)
+        if key not in self._baselines:
+            engine = self._baseline(model, tp)
+            assert engine.reset(connector=False)
+            outputs = engine.generate([prompt] * (2 if warm else 1), **options)
+            assert outputs[0].cached_tokens == 0
+            assert not warm or outputs[1].cached_tokens > 0, "nothing came from the engine's own cache"
+            self._baselines[key] = [outputs[-1]]
+        return self._baselines[key][0]
+
+    def _baseline(self, model: str, tp: int) -> Engine:
+        settings = EngineSettings(model=self.model(model), blocks=BASELINE_BLOCKS[model], tp=tp)
+        engine = self._baseline_engine
+        if engine is None or not engine.alive or engine.settings.key != settings.key:
+            if engine is not None:
+                engine.stop()
+            self._baseline_engine = Engine(settings, self._new_folder("baseline") / "engine.log").start()
+        return self._baseline_engine
+
+    def _new_folder(self, label: str) -> Path:
+        self._started += 1
+        folder = self._root / f"{self._started:02}-{label}"
+        folder.mkdir()
+        return folder
+
+
+class Subject:
+    """An engine with the connector, its faults, and what its outputs must be."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        folder: Path,
+        *,
+        kind: str,
+        model: str = "llama",
+        blocks: int = BLOCKS,
+        cold_tolerance: float = SAME_COMPUTATION,
+        warm_tolerance: float = SAME_COMPUTATION,
+        faulty: bool = True,
+        options: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.kind = kind
+        self._shelf = shelf
+        self._model_name = model
+        self.model = shelf.model(model)
+        self.cold_tolerance = cold_tolerance
+        self.warm_tolerance = warm_tolerance
+        self._faults_path = folder / "faults.json"
+        self._journal_path = folder / "journal.jsonl"
+        extra: dict[str, Any] = {"cpu_bytes_to_use": HOST_BYTES, **(options or {})}
+        if faulty:
+            extra |= {
+                "spec_name": "FaultySpec",
+                "spec_module_path": "faulty_spec",
+                "spec_options": {
+                    "control_path": str(self._faults_path),
+                    "journal_path": str(self._journal_path),
+                },
+                "transfer_timeout_s": TRANSFER_TIMEOUT_S,
+            }
+        self.usable_blocks = blocks - 1
+        self.blocks_per_chunk: int = extra.get("blocks_per_chunk", 1)
+        self.tokens_per_chunk = self.model.tokens_per_block * self.blocks_per_chunk
+        self.engine = Engine(
+            EngineSettings(model=self.model, blocks=blocks, kvoffload=extra, **settings), folder / "engine.log"
+        )
+        self.tp = self.engine.settings.tp
+        self._steps = self.engine.settings.mode == "step"
+
+    # -- what must come out --------------------------------------------------------------------------------------
+
+    def cold(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[Output]:
+        """What an engine without the connector computes for the prompts."""
+        return self._shelf.baseline(self._model_name, self.tp, prompts, **options)
+
+    def warm(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[Output]:
+        """What it computes if the full blocks of a prompt are in its own cache: the same shapes as after a load."""
+        return self._shelf.baseline(self._model_name, self.tp, prompts, warm=True, **options)
+
+    # -- faults --------------------------------------------------------------------------------------------------
+
+    def faults(self, *, load: Fault | None = None, store: Fault | None = None) -> None:
+        """From the next job on these faults hold, and no others."""
+        faults = {"load": load, "store": store}
+        write_faults(self._faults_path, {name: fault for name, fault in faults.items() if fault is not None})
+
+    def journal(self, direction: str, event: str = "begin") -> list[dict[str, Any]]:
+        """What the copiers have written of their jobs, of all workers, in order."""
+        if not self._journal_path.exists():
+            return []
+        entries = [json.loads(line) for line in self._journal_path.read_text().splitlines()]
+        return [entry for entry in entries if entry["direction"] == direction and entry["event"] == event]
+
+    # -- between tests -------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Empty all caches and journals."""
+        self.faults()
+        assert self.engine.reset(connector=True)
+        self._journal_path.unlink(missing_ok=True)
+
+    def evict_device(self) -> None:
+        """Empty the engine's own prefix cache, not ours."""
+        assert self.engine.reset(connector=False)
+
+    def assert_idle(self) -> None:
+        """After any test: nothing in flight, nothing pinned, no request remembered, no block lost, no internal error."""
+        self.faults()
+        self.engine.collect()
+        if self._steps:
+            state = self.engine.state()
+            assert not state["broken"], self.engine.log_tail()
+            left = {name: state[name] for name in ("requests", "loads", "stores", "pinned", "known_requests")}
+            assert not any(left.values()), left
+            assert state["free_blocks"] == self.usable_blocks, state
+        self._assert_nothing_pinned()
+        self.engine.assert_no_internal_error()
+
+    def _assert_nothing_pinned(self) -> None:
+        # A server's counters arrive a moment after its answers.
+        end = time.monotonic() + 10
+        while (pinned := self.engine.metrics().get("kvoffload_pinned_chunks", 0)) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert pinned == 0
+
+    @contextmanager
+    def counting(self) -> Iterator[dict[str, float]]:
+        """How much every metric has grown within the block; filled in at its end."""
+        grown: dict[str, float] = {}
+        before = self.engine.metrics()
+        yield grown
+        if not self._steps:
+            time.sleep(0.5)
+        after = self.engine.metrics()
+        grown.update({name: value - before.get(name, 0) for name, value in after.items()})
+
+
+def _kind(name: str, **options: Any) -> Callable[[Shelf, Path], Subject]:
+    return lambda shelf, folder: Subject(shelf, folder, kind=name, **options)
+
+
+KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
+    "tp1": _kind("tp1"),
+    "async": _kind("async", force_async_scheduling=True),
+    "small-steps": _kind(
+        "small-steps",
+        # Chunks of two blocks, and a prompt needs several steps; answers are stored, too.
+        options={"blocks_per_chunk": 2, "offload_prompt_only": False},
+        engine_args={"max_num_batched_tokens": 192, "max_num_seqs": 8},
+        cold_tolerance=SAME_MATHS,
+        warm_tolerance=SAME_MATHS,
+    ),
+    "no-device-cache": _kind("no-device-cache", engine_args={"enable_prefix_caching": False}),
+    "serve": _kind(
+        "serve",
+        mode="serve",
+        faulty=False,
+        # As a user starts it: the connector by its name alone, the engine's default for failed loads.
+        connector={"kv_connector_module_path": None, "kv_load_failure_policy": None},
+    ),
+    "tp2": _kind("tp2", tp=2),
+    "mla": _kind("mla", model="deepseek", blocks=161, cold_tolerance=SAME_MATHS, warm_tolerance=SAME_MATHS),
+}
+"""Kinds of engines under test. Tests are sorted so that each kind is started once, in this order."""

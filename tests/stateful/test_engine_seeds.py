@@ -1,0 +1,71 @@
+"""Random lives of an engine, by seed: whatever happens, no request reads wrong KV, nothing hangs, nothing leaks."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+
+import pytest
+from copy_doubles import FaultyCopier
+from engine_memory import Memory
+from engine_model import EngineModel
+from random_runs import SETUPS, document, run_seeds, seeds
+
+from kvoffload.worker.worker import OffloadWorker
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_no_life_of_an_engine_sees_wrong_kv_hangs_or_leaks(name: str, request: pytest.FixtureRequest) -> None:
+    seen = run_seeds(name, count=25, actions=150, node=request.node.nodeid)
+    if len(seeds(25)) > 1:
+        _assert_something_happened(seen)
+
+
+def _assert_something_happened(seen: Counter[str]) -> None:
+    # A run that loads nothing and fails nothing proves nothing.
+    for event in ("load", "load failed", "abort waiting", "abort running", "abort loading", "resumed", "reset"):
+        assert seen[event], (event, seen)
+
+
+@pytest.mark.parametrize("name", ["two workers", "no prefix cache", "asynchronous"])
+def test_threads_that_copy_while_the_engine_runs_never_show_it_wrong_kv(name: str) -> None:
+    for seed in seeds(4):
+        try:
+            _run_with_threads(name, seed)
+        except AssertionError as error:
+            raise AssertionError(f"setup {name!r}, seed {seed} (threads: not every run is the same): {error}") from error
+
+
+def _run_with_threads(name: str, seed: int) -> None:
+    setup = SETUPS[name]
+    rng = random.Random(seed)
+    memory = Memory(setup)
+
+    def choose(chunks: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        time.sleep(0.0002 * (len(chunks) % 3))  # copies that are still running when the next steps come
+        return chunks[:1] if len(chunks) % 5 == 4 else []
+
+    copiers = [FaultyCopier(memory.bind(rank), choose) for rank in range(setup.world_size)]
+    workers = [OffloadWorker(copier, flush_timeout_s=30) for copier in copiers]
+    model = EngineModel(setup, memory, workers)
+    try:
+        for _ in range(120):
+            if len(model.requests) < 6:
+                model.add(document(rng.randrange(4), rng.randint(1, setup.max_tokens - 3)), document(9, 3))
+            if rng.random() < 0.1:
+                model.abort(rng.choice(list(model.requests.values())))
+            model.step(rng.choice((3, 8, 24)))
+            model.check()
+        for request in list(model.requests.values()):
+            model.abort(request)
+        deadline = time.monotonic() + 30
+        while not model.is_idle():
+            model.step(1)
+            time.sleep(0.0005)
+            assert time.monotonic() < deadline, "HANG"
+        model.check_drained()
+        assert model.seen["load"], model.seen
+    finally:
+        for worker in workers:
+            worker.shutdown()
