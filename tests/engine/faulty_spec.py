@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ import numpy as np
 
 from kvoffload.messages import CopyJob, JobOutcome
 from kvoffload.spec.cpu import CPUOffloadingSpec
-from kvoffload.types import Direction
+from kvoffload.types import Direction, JobId
 from kvoffload.worker.copier import Copier
-from kvoffload.worker.pages import GroupPages
+from kvoffload.worker.pages import ByteArray, GroupPages
+from kvoffload.worker.worker import OffloadWorker
 
 HOLD_LIMIT_S = 60.0
 DAMAGE_BYTES = 1024
@@ -39,6 +40,8 @@ class Fault:
     delay_s: float = 0.0
     hold: bool = False
     """The job waits, before it copies anything, until this is false again."""
+    unfenced: bool = False
+    """Stores are not finished before their blocks are given away: what fences prevent."""
     ranks: tuple[int, ...] | None = None
     """Whom it concerns; None: everybody."""
 
@@ -56,11 +59,28 @@ class FaultySpec(CPUOffloadingSpec):
 
     options_type = FaultOptions
 
+    def make_worker(self, device_pages: Sequence[Sequence[ByteArray]]) -> OffloadWorker:
+        """See OffloadingSpec."""
+        worker = super().make_worker(device_pages)
+        flush = worker.flush
+
+        def flush_unless_told(job_ids: Collection[JobId]) -> None:
+            if not read_faults(Path(self._fault_options.control_path)).get("store", Fault()).unfenced:
+                flush(job_ids)
+
+        worker.flush = flush_unless_told  # type: ignore[method-assign]
+        return worker
+
     def make_copier(self, groups: Sequence[GroupPages]) -> Copier:
         """See CPUOffloadingSpec."""
+        rank = self.config.parallel.rank
+        return FaultyCopier(super().make_copier(groups), groups, rank, self._fault_options)
+
+    @property
+    def _fault_options(self) -> FaultOptions:
         options = self.config.spec_options
         assert isinstance(options, FaultOptions), options
-        return FaultyCopier(super().make_copier(groups), groups, self.config.parallel.rank, options)
+        return options
 
 
 class FaultyCopier(Copier):

@@ -48,7 +48,7 @@ def make_llama(root: Path) -> TinyModel:
 
 
 def make_deepseek(root: Path) -> TinyModel:
-    """Multi-head latent attention (MLA), dense layers only."""
+    """Multi-head latent attention (MLA), dense layers only. Float32 for the same reason."""
     import torch
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
@@ -77,8 +77,8 @@ def make_deepseek(root: Path) -> TinyModel:
         initializer_range=0.08,
     )
     path = root / "tiny-deepseek"
-    DeepseekV2ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
-    return TinyModel(str(path), tokens_per_block=16, dtype="bfloat16")
+    DeepseekV2ForCausalLM(config).to(torch.float32).save_pretrained(path)
+    return TinyModel(str(path), tokens_per_block=16, dtype="float32")
 
 
 def make_gemma3(root: Path) -> TinyModel:

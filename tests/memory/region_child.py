@@ -46,7 +46,9 @@ def sabotage(how: str) -> None:
 
     def map_memory(descriptor: int, spec: RegionSpec) -> object:
         if how == "die_while_others_knock":
-            time.sleep(0.5)
+            # The kernel lists the listener and one end of each connection that waits to be accepted.
+            while Path("/proc/net/unix").read_text().count(spec.socket_name) < spec.world_size:
+                time.sleep(0.01)
         if how in {"die_before_mapping", "die_while_others_knock"}:
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "fail_mapping":
@@ -67,10 +69,10 @@ def obey(region: module.SharedOffloadRegion, words: list[str]) -> None:
         case ["get", offset]:
             say("value", value=int(region.array[int(offset)]))
         case ["fork"]:
-            pid = os.fork()
-            if pid == 0:
+            # The child answers: when it can, fork() has done in it all that it does.
+            if os.fork() == 0:
+                say("forked", pid=os.getpid())
                 signal.pause()
-            say("forked", pid=pid)
         case ["close"]:
             region.close()
             say("done")

@@ -149,6 +149,13 @@ def test_memory_of_another_size_is_not_mapped(make_spec):
         os.close(memory.descriptor)
 
 
+def test_the_region_stays_out_of_core_files(make_spec):
+    with SharedOffloadRegion.open(make_spec(), 0):
+        _, _, entry = Path("/proc/self/smaps").read_text().partition("memfd:kvoffload")
+        flags = next(line for line in entry.splitlines() if line.startswith("VmFlags:"))
+        assert "dd" in flags.split()
+
+
 # -- the end -----------------------------------------------------------------------------------------------
 
 

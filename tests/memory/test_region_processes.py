@@ -96,8 +96,8 @@ def test_ranks_that_are_missing_are_named(start_child):
 
 @pytest.mark.parametrize("sabotage", ["die_before_mapping", "die_after_mapping"])
 def test_a_joiner_that_is_killed_releases_the_others_at_once(start_child, sabotage):
-    survivors = [start_child(rank, 4) for rank in (0, 1)]
-    victim = start_child(2, 4, sabotage=sabotage)
+    survivors = [start_child(rank, 3) for rank in (0, 1)]
+    victim = start_child(2, 3, sabotage=sabotage)
     assert victim.process.wait(SOON_S) == -signal.SIGKILL
     for child in survivors:
         error = child.error(SOON_S)

@@ -69,13 +69,13 @@ class Memory:
         """What one worker's copier gets."""
         groups = []
         for layout, tokens, rows in zip(self.layouts, self.setup.tokens_per_block, self.rows, strict=True):
-            pages = [
-                storage.view(np.uint8)[:, : tokens * ENTRY_BYTES] for storage in self.device[worker]
-            ]
+            pages = [storage.view(np.uint8)[:, : tokens * ENTRY_BYTES] for storage in self.device[worker]]
             groups.append(bind_group(layout, worker, pages, rows))
         return groups
 
-    def read(self, worker: int, group: int, layer: int, table: Sequence[int], tokens: int) -> NDArray[np.uint64]:
+    def read(
+        self, worker: int, group: int, layer: int, table: Sequence[int], tokens: int
+    ) -> NDArray[np.uint64]:
         """The entries of the first tokens of a block table, without salt."""
         per_block = self.setup.tokens_per_block[group]
         blocks = list(table[: -(-tokens // per_block)])
@@ -83,7 +83,14 @@ class Memory:
         return entries ^ salt(worker, group, layer)
 
     def write(
-        self, worker: int, group: int, layer: int, table: Sequence[int], start: int, entries: NDArray[np.uint64]
+        self,
+        worker: int,
+        group: int,
+        layer: int,
+        table: Sequence[int],
+        *,
+        start: int,
+        entries: NDArray[np.uint64],
     ) -> None:
         """Set the entries of the tokens from `start` on."""
         per_block = self.setup.tokens_per_block[group]
@@ -98,7 +105,14 @@ class Memory:
         ]
 
     def forward(
-        self, worker: int, tables: Sequence[Sequence[int]], tokens: tuple[int, ...], span: range, weights: int, *, pure: bool
+        self,
+        worker: int,
+        tables: Sequence[Sequence[int]],
+        tokens: tuple[int, ...],
+        span: range,
+        weights: int,
+        *,
+        pure: bool,
     ) -> None:
         """Run the tokens of `span` through one worker's model: reads what is before them, writes their entries.
 
@@ -110,7 +124,9 @@ class Memory:
         for group, layer in self.layers():
             table = tables[group]
             if pure:
-                assert_right(self.read(worker, group, layer, table, start), right, (worker, group, layer, table))
+                assert_right(
+                    self.read(worker, group, layer, table, start), right, (worker, group, layer, table)
+                )
                 entries = right[start:stop]
             else:
                 before = self.read(worker, group, layer, table, start)
@@ -119,7 +135,7 @@ class Memory:
                     previous = mix(previous, token, weights)
                     values.append(previous)
                 entries = np.array(values, dtype=np.uint64)
-            self.write(worker, group, layer, table, start, entries)
+            self.write(worker, group, layer, table, start=start, entries=entries)
 
     def chunk_row(self, group: int, tokens: tuple[int, ...], chunk: int, weights: int) -> NDArray[np.uint8]:
         """The right bytes of a chunk in a host row, from the documented layout: worker, then layer, then block."""

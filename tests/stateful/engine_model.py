@@ -213,11 +213,13 @@ class EngineModel:
             StepInput(tuple(scheduled), tuple(self._preempted), tuple(self._finished), tuple(blocks))
         )
         self.seen["flush"] += len(message.flush)
-        self.seen["flush of a store planned now"] += any(job.job_id in message.flush for job in message.stores)
+        self.seen["flush of a store planned now"] += any(
+            job.job_id in message.flush for job in message.stores
+        )
         self._preempted, self._finished = [], []
         return Step(message, runs, blocks)
 
-    def _admit(self, budget: int, accept: int, vanish: bool, run) -> None:  # noqa: ANN001
+    def _admit(self, budget: int, accept: int, vanish: bool, run) -> None:
         # Those that hold blocks come first: nobody takes blocks from them.
         for request in sorted(self.waiting, key=lambda request: not any(request.tables)):
             if request.status == LOADING:
@@ -488,7 +490,9 @@ class EngineModel:
                 assert owner == group, (owner, group)
                 right = self.memory.chunk_row(group, tokens, chunk, self.weights)
                 found = self.memory.rows[group][slot, : right.size]
-                assert np.array_equal(found, right), f"WRONG KV in slot {slot} of group {group}, chunk {chunk}"
+                assert np.array_equal(found, right), (
+                    f"WRONG KV in slot {slot} of group {group}, chunk {chunk}"
+                )
 
     def _check_content(self, request: Request, tokens: int) -> None:
         if not request.pure:

@@ -98,7 +98,8 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    "name", ["one block a chunk", "two workers", "two groups", "two odd groups", "asynchronous", "second touch"]
+    "name",
+    ["one block a chunk", "two workers", "two groups", "two odd groups", "asynchronous", "second touch"],
 )
 def test_no_sequence_of_events_shows_wrong_kv_hangs_or_leaks(name: str) -> None:
     machine = type("Machine", (EngineMachine,), {"setup_name": name})

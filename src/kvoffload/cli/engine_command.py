@@ -41,13 +41,10 @@ def connector_config(options: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def engine_argv(
-    launcher: Sequence[str], model: str, options: Mapping[str, object], engine_options: Sequence[str]
-) -> list[str]:
-    """The whole command.
+def engine_arguments(model: str, options: Mapping[str, object], engine_options: Sequence[str]) -> list[str]:
+    """What follows the launcher.
 
     Args:
-        launcher: The beginning of the command, see `find_launcher`.
         model: Name or directory of the model.
         options: The connector's options, valid.
         engine_options: vLLM's own options, passed on as they are.
@@ -64,7 +61,7 @@ def engine_argv(
                     "or start `vllm serve` yourself"
                 )
     config = json.dumps(connector_config(options), separators=(",", ":"))
-    return [*launcher, model, "--kv-transfer-config", config, *engine_options]
+    return [model, "--kv-transfer-config", config, *engine_options]
 
 
 def find_launcher(interpreter: str = sys.executable) -> list[str]:

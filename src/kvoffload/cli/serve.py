@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from kvoffload.errors import ConfigError
-
-_SWITCHES = {
-    "cpu_bytes_to_use": "--cpu-bytes",
-    "blocks_per_chunk": "--blocks-per-chunk",
-    "offload_prompt_only": "--offload-answers",
-    "eviction_policy": "--eviction-policy",
-}
 
 
 class ServeCommand(TyperCommand):
@@ -66,6 +56,8 @@ def serve(
 
     The engine takes the place of this process: its signals and its exit code are the engine's own.
     """
+    from kvoffload.cli.launch import engine_arguments_of, show_command, start_engine  # noqa: PLC0415
+
     switches: dict[str, object] = {"cpu_bytes_to_use": cpu_bytes}
     if blocks_per_chunk is not None:
         switches["blocks_per_chunk"] = blocks_per_chunk
@@ -73,26 +65,8 @@ def serve(
         switches["offload_prompt_only"] = False
     if eviction_policy is not None:
         switches["eviction_policy"] = eviction_policy
-    argv = _engine_argv(model, switches, option or [], engine_options or [])
+    arguments = engine_arguments_of(model, switches, option or [], engine_options or [])
     if dry_run:
-        print(shlex.join(argv))
-        return
-    _replace_this_process(argv)
-
-
-def _engine_argv(
-    model: str, switches: dict[str, object], assignments: list[str], engine_options: list[str]
-) -> list[str]:
-    from kvoffload.cli.engine_command import engine_argv, find_launcher  # noqa: PLC0415
-    from kvoffload.cli.serve_options import check_options, parse_assignments  # noqa: PLC0415
-
-    options = check_options({**switches, **parse_assignments(assignments, _SWITCHES)}, os.environ)
-    return engine_argv(find_launcher(), model, options, engine_options)
-
-
-def _replace_this_process(argv: list[str]) -> None:
-    from kvoffload.cli.preflight import check_torchvision  # noqa: PLC0415
-
-    check_torchvision()
-    sys.stdout.flush()
-    os.execv(argv[0], argv)  # noqa: S606
+        print(show_command(arguments))
+    else:
+        start_engine(arguments)

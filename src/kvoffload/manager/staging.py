@@ -135,7 +135,10 @@ class Staging:
         Returns:
             Whether it is worth waiting. After False the request is settled: later calls answer False at once.
         """
-        if self._config.load_policy is LoadPolicy.NEVER or not any(want.keys for want in wants):
+        # Without a tier below, what the host is just writing is waited for by the manager alone, in its own time.
+        if not self._lanes or self._config.load_policy is LoadPolicy.NEVER:
+            return False
+        if not any(want.keys for want in wants):
             return False
         promotion = self._promotions.setdefault(req_id, Promotion(since_s=now_s))
         if promotion.phase is Phase.SETTLED:

@@ -16,7 +16,6 @@ from kvoffload.cli.demo.client import Client
 from kvoffload.errors import KvError
 
 _POLL_S = 0.25
-_TERM_S = 20.0
 _KILL_S = 5.0
 _DYING_S = 5.0
 _LAST_LINES = 6
@@ -28,16 +27,20 @@ class EngineFailedError(KvError):
 
 
 class EngineProcess:
-    """`kvoffload serve` as a child in a process group of its own. Whoever starts it must stop it: use `contextlib.closing`.
+    """An engine as a child in a process group of its own. Whoever starts it must stop it: use `contextlib.closing`.
 
     Args:
-        arguments: What stands behind `kvoffload serve`.
+        argv: The command, see `serve_command`.
         environment: The child's environment.
         log_path: Takes its output; overwritten.
+        grace_s: How long it may take to end by itself when it is asked to.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
-        self._argv = [sys.executable, "-m", "kvoffload.cli.main", "serve", *arguments]
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], log_path: Path, grace_s: float = 20.0
+    ) -> None:
+        self._argv = list(argv)
+        self._grace_s = grace_s
         self._environment = dict(environment)
         self._log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,7 +95,7 @@ class EngineProcess:
             return
         try:
             process.terminate()
-            process.wait(_TERM_S)
+            process.wait(self._grace_s)
         except subprocess.TimeoutExpired:
             pass
         finally:
@@ -103,6 +106,11 @@ class EngineProcess:
     def _log_quote(self) -> str:
         text = self._log_path.read_text(errors="replace")
         return f"; its log {self._log_path} says:\n" + "\n".join(f"  {line}" for line in telling_lines(text))
+
+
+def serve_command(arguments: Sequence[str]) -> list[str]:
+    """`kvoffload serve …` of this very installation."""
+    return [sys.executable, "-m", "kvoffload.cli.main", "serve", *arguments]
 
 
 def telling_lines(log: str) -> list[str]:

@@ -1,115 +1,65 @@
-"""The experiment: every prompt cold, again from the device cache, and again after the others have evicted it."""
+"""The experiment: every prompt cold, then several times after the others have evicted it; each time again at once."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from kvoffload.cli.demo.client import Client, Reply
-from kvoffload.cli.demo.progress import Progress
+from kvoffload.cli.demo.client import Client
+from kvoffload.cli.demo.progress import Progress, Step
 from kvoffload.cli.demo.prompts import Prompt
+from kvoffload.cli.demo.results import Measurement, Sample
 from kvoffload.cli.demo.sources import TokenSources, read_sources, sources_of_request
 
-MAX_ANSWER_TOKENS = 24
+_MAX_ANSWER_TOKENS = 24
 _COUNTERS_LATE_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One request."""
-
-    reply: Reply
-    sources: TokenSources
-
-    @property
-    def is_consistent(self) -> bool:
-        """Whether the engine's counters and its account of the request agree."""
-        cached = self.sources.device + self.sources.kvoffload
-        return self.sources.total == self.reply.prompt_tokens and cached == self.reply.cached_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One prompt, three times."""
-
-    title: str
-    cold: Sample
-    device: Sample
-    """Again at once: what the engine's own device cache gives."""
-    warm: Sample
-    """In the second round, evicted in between."""
-
-    @property
-    def share(self) -> float:
-        """Part of the prompt, 0 to 1, that kvoffload brought back in the second round."""
-        return self.warm.sources.kvoffload / self.warm.reply.prompt_tokens
-
-    @property
-    def warm_to_cold(self) -> float:
-        """Ratio of the times to the first token."""
-        return self.warm.reply.ttft_s / self.cold.reply.ttft_s
-
-    @property
-    def warm_to_device(self) -> float:
-        """Ratio of the times to the first token."""
-        return self.warm.reply.ttft_s / self.device.reply.ttft_s
-
-    @property
-    def answers_equal(self) -> bool:
-        """Whether all three answers are the same, word for word."""
-        return self.cold.reply.text == self.device.reply.text == self.warm.reply.text
-
-    @property
-    def is_consistent(self) -> bool:
-        """Whether the figures of all three requests agree with each other."""
-        return self.cold.is_consistent and self.device.is_consistent and self.warm.is_consistent
+_LOOK_AGAIN_S = 0.05
 
 
 class Experiment:
-    """Sends the prompts and measures.
+    """Sends the prompts, one request at a time, and measures.
 
     Args:
         client: Of the engine.
         model: Name under which the engine serves it.
         explain_failure: Called when a request failed; raises if the engine died, because then its log knows why.
+        progress: Told what happens.
     """
 
-    def __init__(self, client: Client, model: str, explain_failure: Callable[[], None]) -> None:
+    def __init__(
+        self, client: Client, model: str, explain_failure: Callable[[], None], progress: Progress
+    ) -> None:
         self._client = client
         self._model = model
         self._explain_failure = explain_failure
+        self._progress = progress
 
-    def run(self, prompts: Sequence[Prompt], warm_up: Prompt, progress: Progress) -> list[Measurement]:
-        """Both rounds, one request at a time."""
-        first: list[tuple[Sample, Sample]] = []
-        with progress.stage("Round 1: every prompt cold, and at once again", 1 + 2 * len(prompts)) as step:
+    def run(self, prompts: Sequence[Prompt], warm_up: Prompt, rounds: int) -> list[Measurement]:
+        """All rounds; the first is the cold one.
+
+        The times are short and the machine has other things to do: so warm and device-cache requests alternate, and
+        there are several of each.
+        """
+        assert rounds >= 2, rounds
+        with self._progress.stage("Warm-up, not measured"):
             # The first pass through an engine pays for things that have nothing to do with the prompt.
-            step("warm-up, not measured")
             self.send(warm_up)
-            for prompt in prompts:
-                step(f"{prompt.title}, cold")
-                cold = self.send(prompt)
-                step(f"{prompt.title}, device cache")
-                device = self.send(prompt)
-                progress.say(_line(prompt, cold, "cold") + f", again at once {device.reply.ttft_s:.2f} s")
-                first.append((cold, device))
-        second: list[Sample] = []
-        with progress.stage("Round 2: every prompt again, evicted in between", len(prompts)) as step:
-            for prompt in prompts:
-                step(prompt.title)
-                second.append(self.send(prompt))
-                progress.say(_line(prompt, second[-1], "warm"))
+        passes = [self._round(number, prompts) for number in range(1, rounds + 1)]
         return [
-            Measurement(prompt.title, cold, device, warm)
-            for prompt, (cold, device), warm in zip(prompts, first, second, strict=True)
+            Measurement(
+                title=prompt.title,
+                cold=passes[0][index][0],
+                warm=tuple(one[index][0] for one in passes[1:]),
+                device=tuple(one[index][1] for one in passes),
+            )
+            for index, prompt in enumerate(prompts)
         ]
 
     def send(self, prompt: Prompt) -> Sample:
         """One request and what it added to the engine's counters."""
         try:
             before = self._read_sources()
-            reply = self._client.chat(self._model, prompt.messages, MAX_ANSWER_TOKENS)
+            reply = self._client.chat(self._model, prompt.messages, _MAX_ANSWER_TOKENS)
             added = sources_of_request(
                 self._read_sources, before, reply.prompt_tokens, _patience(_COUNTERS_LATE_S)
             )
@@ -117,6 +67,22 @@ class Experiment:
             self._explain_failure()
             raise
         return Sample(reply, added)
+
+    def _round(self, number: int, prompts: Sequence[Prompt]) -> list[tuple[Sample, Sample]]:
+        what = "every prompt is new" if number == 1 else "every prompt has been evicted from the device"
+        with self._progress.stage(f"Round {number}, {what}", 2 * len(prompts)) as step:
+            return [self._pair(prompt, step) for prompt in prompts]
+
+    def _pair(self, prompt: Prompt, step: Step) -> tuple[Sample, Sample]:
+        step(prompt.title)
+        first = self.send(prompt)
+        step(f"{prompt.title}, again at once")
+        again = self.send(prompt)
+        self._progress.say(
+            f"  {prompt.title}: {first.sources.computed:,} tokens computed, {first.sources.kvoffload:,} from kvoffload, "
+            f"first token after {first.reply.ttft_s:.2f} s; again at once {again.reply.ttft_s:.2f} s"
+        )
+        return first, again
 
     def _read_sources(self) -> TokenSources:
         return read_sources(self._client.metrics_text())
@@ -126,12 +92,7 @@ def _patience(limit_s: float) -> Callable[[], bool]:
     deadline = time.monotonic() + limit_s
 
     def wait() -> bool:
-        time.sleep(0.05)
+        time.sleep(_LOOK_AGAIN_S)
         return time.monotonic() < deadline
 
     return wait
-
-
-def _line(prompt: Prompt, sample: Sample, how: str) -> str:
-    source = f", {sample.sources.kvoffload:,} from kvoffload" if sample.sources.kvoffload else ""
-    return f"  {prompt.title}: {sample.reply.prompt_tokens:,} tokens{source}; first token {how} {sample.reply.ttft_s:.2f} s"

@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as LiveLine
 
+Step = Callable[[str], None]
+"""Says which step begins now."""
+
 _PLAIN_WIDTH = 132
 
 
@@ -30,8 +33,8 @@ class Progress:
         self.console.print(text, highlight=False)
 
     @contextmanager
-    def stage(self, name: str, steps: int | None = None) -> Iterator[Callable[[str], None]]:
-        """Show `name` while the block runs; yields a function that says which step begins now."""
+    def stage(self, name: str, steps: int | None = None) -> Iterator[Step]:
+        """Show `name` while the block runs; yields what says which step begins."""
         began = self._clock()
         if self.console.is_terminal:
             with self._live(name, steps) as step:
@@ -42,7 +45,7 @@ class Progress:
         self.say(f"[green]✓[/] {name}: {self._clock() - began:.1f} s")
 
     @contextmanager
-    def _live(self, name: str, steps: int | None) -> Iterator[Callable[[str], None]]:
+    def _live(self, name: str, steps: int | None) -> Iterator[Step]:
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description}"),

@@ -36,16 +36,16 @@ class Prompt:
 
 
 SUBJECTS = (
-    Subject("The debugger", ("debugger",), 2100, "How do I set a breakpoint in the debugger?"),
+    Subject("Debugger", ("debugger",), 2100, "How do I set a breakpoint in the debugger?"),
     Subject(
-        "Format strings",
+        "Formatting",
         ("formatstrings",),
         2300,
         "Which characters align a field to the left, to the right and in the centre?",
     ),
-    Subject("Sequence types", ("typesseq",), 2450, "What is the difference between a list and a tuple?"),
-    Subject("String methods", ("string-methods",), 2600, "What does the method capitalize() return?"),
-    Subject("Compound statements", ("compound",), 3700, "What does the with statement do?"),
+    Subject("Sequences", ("typesseq",), 2450, "What is the difference between a list and a tuple?"),
+    Subject("Strings", ("string-methods",), 2600, "What does the method capitalize() return?"),
+    Subject("Statements", ("compound",), 3700, "What does the with statement do?"),
 )
 WARM_UP = Subject("Warm-up", ("with",), 400, "What is a context manager?")
 

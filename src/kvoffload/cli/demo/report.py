@@ -1,61 +1,40 @@
-"""What the measurements say: the table, the verdict and the figures as JSON."""
+"""What the measurements say, for people (the table) and for programs (JSON)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 
-from kvoffload.cli.demo.measure import Measurement, Sample
+from kvoffload.cli.demo.results import Measurement, Sample, Verdict
 
 _COLUMNS = (
     "prompt\ntokens",
-    "from\ndevice\ncache",
+    "from\ndevice",
     "from\nkvoffload",
-    "share from\nkvoffload",
-    "first token\ncold",
-    "first token\ndevice\ncache",
-    "first token\nkvoffload",
-    "kvoffload\n/ cold",
-    "kvoffload\n/ device\ncache",
-    "answers\nequal",
+    "\nshare",
+    "cold\nTTFT s",
+    "device\nTTFT s",
+    "warm\nTTFT s",
+    "warm /\ncold",
+    "warm /\ndevice",
+    "equal\nanswers",
+)
+_CAPTION = (
+    "warm: evicted from the engine's device cache, back from kvoffload; device: still in the device cache; cold: computed.\n"
+    "TTFT: time to first token, median of the rounds. Tokens: of the evicted prompt, in its worst round."
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether the demo showed what it is there to show."""
-
-    failures: tuple[str, ...]
-    """What went wrong, a line each; empty if nothing did."""
-    summary: str
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing went wrong."""
-        return not self.failures
-
-
-def judge(results: Sequence[Measurement]) -> Verdict:
-    """Correctness decides: equal answers, KV that really came back, figures that agree. Times are told, never judged."""
-    failures: list[str] = []
-    for result in results:
-        if not result.answers_equal:
-            failures.append(f"{result.title}: the answers differ")
-        if result.warm.sources.kvoffload == 0:
-            failures.append(f"{result.title}: nothing came from kvoffload in the second round")
-        if not result.is_consistent:
-            failures.append(f"{result.title}: the engine's counters and its account of the request disagree")
-    return Verdict(tuple(failures), _summary(results))
-
-
-def make_table(results: Sequence[Measurement], title: str) -> Table:
-    """The measurements; token counts are those of the second round."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
-    table.add_column("prompt", vertical="bottom")
+def make_table(results: Sequence[Measurement]) -> Table:
+    """One row a prompt."""
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption=_CAPTION, caption_justify="left"
+    )
+    table.add_column("\nprompt")
     for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
+        table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         table.add_row(result.title, *_cells(result))
     return table
@@ -73,14 +52,17 @@ def to_json(
         "prompts": [
             {
                 "title": result.title,
-                "prompt_tokens": result.warm.reply.prompt_tokens,
-                "share_from_kvoffload": result.share,
+                "prompt_tokens": result.prompt_tokens,
+                "share_from_kvoffload": result.worst_warm.share,
+                "cold_ttft_s": result.cold_ttft_s,
+                "warm_ttft_s": result.warm_ttft_s,
+                "device_ttft_s": result.device_ttft_s,
                 "warm_to_cold_ratio": result.warm_to_cold,
                 "warm_to_device_ratio": result.warm_to_device,
                 "answers_equal": result.answers_equal,
                 "cold": _sample(result.cold),
-                "device_cache": _sample(result.device),
-                "warm": _sample(result.warm),
+                "warm": [_sample(sample) for sample in result.warm],
+                "device": [_sample(sample) for sample in result.device],
             }
             for result in results
         ],
@@ -88,37 +70,27 @@ def to_json(
 
 
 def _cells(result: Measurement) -> list[str]:
-    warm = result.warm
+    sources = result.worst_warm.sources
     return [
-        f"{warm.reply.prompt_tokens:,}",
-        f"{warm.sources.device:,}",
-        f"{warm.sources.kvoffload:,}",
-        f"{result.share:.1%}",
-        f"{result.cold.reply.ttft_s:.2f} s",
-        f"{result.device.reply.ttft_s:.2f} s",
-        f"{warm.reply.ttft_s:.2f} s",
+        f"{result.prompt_tokens:,}",
+        f"{sources.device:,}",
+        f"{sources.kvoffload:,}",
+        f"{result.worst_warm.share:.1%}",
+        f"{result.cold_ttft_s:.2f}",
+        f"{result.device_ttft_s:.2f}",
+        f"{result.warm_ttft_s:.2f}",
         f"{result.warm_to_cold:.3f}",
         f"{result.warm_to_device:.2f}",
         "[green]yes[/]" if result.answers_equal else "[bold red]NO[/]",
     ]
 
 
-def _summary(results: Sequence[Measurement]) -> str:
-    least = min(result.share for result in results)
-    slowest = max(result.warm_to_cold for result in results)
-    worst = max(result.warm_to_device for result in results)
-    return (
-        f"at least {least:.1%} of every evicted prompt came back from kvoffload; the first token took at most "
-        f"{slowest:.3f} of the cold time (1/{1 / slowest:.0f}) and {worst:.2f} times that of the device cache"
-    )
-
-
 def _sample(sample: Sample) -> dict[str, object]:
     return {
-        "time_to_first_token_s": sample.reply.ttft_s,
+        "ttft_s": sample.reply.ttft_s,
         "total_s": sample.reply.total_s,
         "computed_tokens": sample.sources.computed,
-        "device_cache_tokens": sample.sources.device,
+        "device_tokens": sample.sources.device,
         "kvoffload_tokens": sample.sources.kvoffload,
         "cached_tokens_by_usage": sample.reply.cached_tokens,
         "answer_tokens": sample.reply.answer_tokens,

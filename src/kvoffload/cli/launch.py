@@ -1,0 +1,60 @@
+"""What `kvoffload serve` does once its command line is read: check, build the engine's command, become the engine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from kvoffload.cli.engine_command import EngineMissingError, engine_arguments, find_launcher
+from kvoffload.cli.preflight import check_torchvision
+from kvoffload.cli.serve_options import check_options, parse_assignments
+
+_SWITCHES = {
+    "cpu_bytes_to_use": "--cpu-bytes",
+    "blocks_per_chunk": "--blocks-per-chunk",
+    "offload_prompt_only": "--offload-answers",
+    "eviction_policy": "--eviction-policy",
+}
+
+
+def engine_arguments_of(
+    model: str, switches: Mapping[str, object], assignments: Sequence[str], engine_options: Sequence[str]
+) -> list[str]:
+    """The engine's arguments for what was said on our command line.
+
+    Args:
+        model: Name or directory of the model.
+        switches: Options of the connector that have a switch of their own.
+        assignments: The others, as `KEY=VALUE`.
+        engine_options: vLLM's own.
+
+    Raises:
+        ConfigError: an option is not valid.
+    """
+    options = check_options({**switches, **parse_assignments(assignments, _SWITCHES)}, os.environ)
+    return engine_arguments(model, options, engine_options)
+
+
+def show_command(arguments: Sequence[str]) -> str:
+    """The whole command, quoted for a shell; also on a machine that could not run it."""
+    try:
+        launcher = find_launcher()
+    except EngineMissingError:
+        launcher = ["vllm", "serve"]
+    return shlex.join([*launcher, *arguments])
+
+
+def start_engine(arguments: Sequence[str]) -> NoReturn:
+    """Become the engine: signals and exit code are its own from here on.
+
+    Raises:
+        EngineMissingError: there is none.
+        BrokenEnvironmentError: it could not start.
+    """
+    command = [*find_launcher(), *arguments]
+    check_torchvision()
+    sys.stdout.flush()
+    os.execv(command[0], command)  # noqa: S606

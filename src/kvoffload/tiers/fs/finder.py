@@ -1,0 +1,59 @@
+"""Looks at what stands at the path of a chunk, by one call and without opening it. Nothing else lives here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.tiers.fs.directory import GONE
+from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
+from kvoffload.tiers.fs.place import BadFiles, StorePlace
+
+
+class Presence(Enum):
+    """What stands where a chunk shall be stored."""
+
+    ABSENT = "absent"
+    PRESENT = "present"
+    BLOCKED = "blocked"
+    """Something that is no plain file. It is not ours, so it stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What stands at the path of a chunk."""
+
+    presence: Presence
+    size_bytes: int = 0
+    """Of a file that is there, also of an unusable one (ABSENT) that a store replaces."""
+    mtime_ns: int = 0
+
+
+class ChunkFinder:
+    """Tells what is there.
+
+    Args:
+        disk: The disk.
+        place: Names and lengths.
+        bad_files: Files that look right and are not.
+    """
+
+    def __init__(self, disk: DiskIO, place: StorePlace, bad_files: BadFiles) -> None:
+        self._disk = disk
+        self._place = place
+        self._bad_files = bad_files
+
+    def find(self, key: OffloadKey) -> Found:
+        """What stands where the chunk shall be stored. Raises OSError."""
+        try:
+            found = self._disk.lstat(self._place.path_of(key))
+        except OSError as error:
+            if error.errno in GONE:
+                return Found(Presence.ABSENT)
+            raise
+        if not is_plain_file(found):
+            return Found(Presence.BLOCKED)
+        if found.st_size != self._place.file_bytes_of(key) or self._bad_files.has(key, found):
+            return Found(Presence.ABSENT, found.st_size)
+        return Found(Presence.PRESENT, found.st_size, found.st_mtime_ns)

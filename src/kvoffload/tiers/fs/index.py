@@ -1,0 +1,234 @@
+"""What this process knows of its namespace: which chunks are there, when each was used, and which should go first.
+
+The scheduler's thread only reads dictionaries here, without a lock; threads of the tier change them under one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from kvoffload.clock import Clock
+from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.policies.base import EvictionPolicy
+from kvoffload.tiers.fs.shard import Shard, Victim
+from kvoffload.types import LookupResult
+
+SHARDS = 256
+_MAX_ABSENT_PER_SHARD = 1_000
+
+
+class ChunkIndex:
+    """The chunks of one namespace. Safe for threads.
+
+    Args:
+        make_policy: Makes the policy that orders the chunks of one shard.
+        size_of: Bytes that a chunk occupies.
+        clock: For how long "not there" is believed.
+        negative_ttl_s: How long that is.
+    """
+
+    def __init__(
+        self,
+        make_policy: Callable[[], EvictionPolicy],
+        size_of: Callable[[OffloadKey], int],
+        clock: Clock,
+        negative_ttl_s: float,
+    ) -> None:
+        self._size_of = size_of
+        self._clock = clock
+        self._ttl_s = negative_ttl_s
+        self._lock = threading.Lock()
+        self._shards = [Shard(make_policy()) for _ in range(SHARDS)]
+        self._absent_until_s: list[dict[OffloadKey, float]] = [{} for _ in range(SHARDS)]
+        self._count = 0
+        self._bytes = 0
+        self._fronts: list[tuple[float, int]] = []
+        """A heap: when the first victim of each shard was used, or earlier. Put right when it is looked at."""
+        self._in_fronts = [False] * SHARDS
+        self._asked: set[OffloadKey] = set()
+        """What is being found out."""
+        self._added: set[OffloadKey] | None = None
+        """While a walk goes on: what was added meanwhile, as the walk may have missed it."""
+
+    def lookup(self, keys: Sequence[OffloadKey]) -> tuple[list[LookupResult], list[OffloadKey]]:
+        """(an answer for each key, the keys that must be found out). Reads dictionaries and nothing else."""
+        now_s = self._clock.now_s()
+        used = [shard.used_s for shard in self._shards]
+        absent = self._absent_until_s
+        hit, miss, retry = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
+        answers = [
+            hit if key in used[key[0]] else miss if absent[key[0]].get(key, now_s) > now_s else retry
+            for key in keys
+        ]
+        return answers, [key for key, answer in zip(keys, answers, strict=True) if answer is retry]
+
+    def ask(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
+        """Note that these are to be found out; returns those that were not noted yet. Takes no lock."""
+        asked = self._asked
+        fresh = [key for key in keys if key not in asked]
+        asked.update(fresh)
+        return fresh
+
+    def answer(self, there: Mapping[OffloadKey, float], not_there: Iterable[OffloadKey]) -> None:
+        """What was asked and found out: chunk → time of last use, and what is not there."""
+        with self._lock:
+            for key, used_s in there.items():
+                self._asked.discard(key)
+                self._absent_until_s[key[0]].pop(key, None)
+                self._insert(key, used_s)
+                if self._added is not None:
+                    self._added.add(key)
+            for key in not_there:
+                # What was stored since the disk was asked has left the set, and is there.
+                if key in self._asked:
+                    self._asked.discard(key)
+                    self._set_absent(key)
+
+    def add(self, keys: Sequence[OffloadKey], used_s: float) -> None:
+        """These are there and were just used, the first of them the most recently: it is a prompt's beginning."""
+        with self._lock:
+            for key in reversed(keys):
+                self._asked.discard(key)
+                self._absent_until_s[key[0]].pop(key, None)
+                self._insert(key, used_s)
+                if self._added is not None:
+                    self._added.add(key)
+
+    def touch(self, keys: Sequence[OffloadKey], used_s: float) -> list[tuple[OffloadKey, float]]:
+        """Those of the keys that are there were used, the first the most recently.
+
+        Returns:
+            Those that are there, each with its time of use before.
+        """
+        touched = []
+        with self._lock:
+            for key in reversed(keys):
+                before = self._shards[key[0]].used_s.get(key)
+                if before is not None:
+                    touched.append((key, before))
+                    self._insert(key, max(before, used_s))
+        return touched
+
+    def remove(self, keys: Iterable[OffloadKey]) -> None:
+        """These are not there any more."""
+        with self._lock:
+            for key in keys:
+                self._drop(key)
+
+    def set_absent(self, keys: Iterable[OffloadKey]) -> None:
+        """These are not there; believed for a while, as another process may store them."""
+        with self._lock:
+            for key in keys:
+                self._set_absent(key)
+
+    def begin_walk(self) -> None:
+        """From now on, what is added is remembered until `end_walk`."""
+        with self._lock:
+            self._added = set()
+
+    def found(self, number: int, chunks: Mapping[OffloadKey, float]) -> None:
+        """A walk has seen all of shard `number`: chunk → time of last use."""
+        shard = self._shards[number]
+        with self._lock:
+            kept = [key for key in self._added or () if key[0] == number]
+            before = len(shard.used_s), sum(map(self._size_of, shard.used_s))
+            shard.replace(chunks, kept)
+            self._count += len(shard.used_s) - before[0]
+            self._bytes += sum(map(self._size_of, shard.used_s)) - before[1]
+            # An older chunk may have come to its front, so its old place in the heap is wrong.
+            self._fronts = [front for front in self._fronts if front[1] != number]
+            heapq.heapify(self._fronts)
+            self._in_fronts[number] = False
+            self._queue(number)
+
+    def end_walk(self) -> None:
+        """The walk is over."""
+        with self._lock:
+            self._added = None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            for number, shard in enumerate(self._shards):
+                shard.clear()
+                self._absent_until_s[number] = {}
+            self._count = self._bytes = 0
+            if self._added is not None:
+                self._added.clear()
+
+    def peek_victim(self, is_kept: Callable[[OffloadKey], bool]) -> Victim | None:
+        """The chunk that should go first; it stays first in line until it is used, removed, or set aside."""
+        with self._lock:
+            while self._fronts:
+                used_s, number = self._fronts[0]
+                victim = self._shards[number].front(is_kept)
+                if victim is None:
+                    heapq.heappop(self._fronts)
+                    self._in_fronts[number] = False
+                elif victim.used_s == used_s:
+                    return victim
+                else:
+                    heapq.heapreplace(self._fronts, (victim.used_s, number))
+            return None
+
+    def put_back(self, key: OffloadKey, used_s: float) -> None:
+        """A victim turned out to have been used by another process, at this time."""
+        with self._lock:
+            if key in self._shards[key[0]].used_s:
+                self._insert(key, used_s)
+
+    def set_stuck(self, key: OffloadKey) -> None:
+        """A victim could not be deleted: it is not proposed again before the next walk."""
+        with self._lock:
+            self._shards[key[0]].set_stuck(key)
+
+    @property
+    def count(self) -> int:
+        """How many chunks are known to be there."""
+        return self._count
+
+    @property
+    def size_bytes(self) -> int:
+        """What they occupy."""
+        return self._bytes
+
+    def check(self) -> None:
+        """Every known chunk is in exactly one place, and all are counted. For tests."""
+        with self._lock:
+            for shard in self._shards:
+                shard.check()
+            known = [key for shard in self._shards for key in shard.used_s]
+            assert self._count == len(known), (self._count, len(known))
+            assert self._bytes == sum(map(self._size_of, known)), self._bytes
+
+    def _insert(self, key: OffloadKey, used_s: float) -> None:
+        number = key[0]
+        if self._shards[number].insert(key, used_s):
+            self._count += 1
+            self._bytes += self._size_of(key)
+        self._queue(number)
+
+    def _drop(self, key: OffloadKey) -> None:
+        if self._shards[key[0]].remove(key):
+            self._count -= 1
+            self._bytes -= self._size_of(key)
+        if self._added is not None:
+            self._added.discard(key)
+
+    def _set_absent(self, key: OffloadKey) -> None:
+        self._drop(key)
+        now_s = self._clock.now_s()
+        absent = self._absent_until_s[key[0]]
+        if len(absent) >= _MAX_ABSENT_PER_SHARD and key not in absent:
+            absent = {k: until_s for k, until_s in absent.items() if until_s > now_s}
+            if len(absent) >= _MAX_ABSENT_PER_SHARD:
+                absent.clear()
+            self._absent_until_s[key[0]] = absent
+        absent[key] = now_s + self._ttl_s
+
+    def _queue(self, number: int) -> None:
+        if not self._in_fronts[number]:
+            self._in_fronts[number] = True
+            heapq.heappush(self._fronts, (float("-inf"), number))

@@ -1,0 +1,88 @@
+"""Where the chunks of one engine's namespace are, how long each must be, and which files are known to be bad."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from kvoffload.keys.file_mapper import FileMapper
+from kvoffload.keys.fingerprint import Namespace
+from kvoffload.keys.offload_key import OffloadKey, group_index_of
+from kvoffload.layout.chunk_format import file_bytes
+from kvoffload.tiers.fs.namespace_file import identity_of
+from kvoffload.tiers.fs.writer import WriterId
+
+_MAX_BAD_FILES = 10_000
+
+
+class StorePlace:
+    """The names and lengths of one namespace in one root.
+
+    Args:
+        root: The directory that is shared, absolute.
+        namespace: The engine's.
+        payload_bytes: Bytes of a chunk, for every group.
+        writer: This process.
+    """
+
+    def __init__(
+        self, root: str, namespace: Namespace, payload_bytes: Sequence[int], writer: WriterId
+    ) -> None:
+        assert payload_bytes, "a store needs at least one group"
+        self.root = root
+        self.namespace = namespace
+        self.writer = writer
+        self.identity = identity_of(namespace)
+        self.directory = f"{root}/{namespace.directory_name}"
+        self.mapper = FileMapper(namespace)
+        self._payload_bytes = tuple(payload_bytes)
+        self._file_bytes = tuple(map(file_bytes, payload_bytes))
+        self._temp_number = 0
+        self._lock = threading.Lock()
+
+    def path_of(self, key: OffloadKey) -> str:
+        """The path of a chunk."""
+        return f"{self.root}/{self.mapper.name_of(key)}"
+
+    def payload_bytes_of(self, key: OffloadKey) -> int:
+        """Bytes of a chunk's payload."""
+        return self._payload_bytes[group_index_of(key)]
+
+    def file_bytes_of(self, key: OffloadKey) -> int:
+        """Bytes of a chunk's file."""
+        return self._file_bytes[group_index_of(key)]
+
+    def has_group_of(self, key: OffloadKey) -> bool:
+        """Whether the engine has the group of a key (a file may carry any)."""
+        return group_index_of(key) < len(self._payload_bytes)
+
+    def next_temp_name(self) -> str:
+        """A name for a temporary file that no other one of any process has."""
+        with self._lock:
+            self._temp_number += 1
+            return self.writer.temp_name(self._temp_number)
+
+
+class BadFiles:
+    """Files that were found unusable and could not, or must not, be removed: they count as not there.
+
+    A file is told apart by inode and time of change, so that a good one in its place is used. Bounded; what is
+    forgotten is found out again by its checksum.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._marks: OrderedDict[OffloadKey, tuple[int, int]] = OrderedDict()
+
+    def add(self, key: OffloadKey, found: os.stat_result) -> None:
+        """Remember a file."""
+        with self._lock:
+            self._marks[key] = (found.st_ino, found.st_ctime_ns)
+            if len(self._marks) > _MAX_BAD_FILES:
+                self._marks.popitem(last=False)
+
+    def has(self, key: OffloadKey, found: os.stat_result) -> bool:
+        """Whether this very file was remembered."""
+        return self._marks.get(key) == (found.st_ino, found.st_ctime_ns)

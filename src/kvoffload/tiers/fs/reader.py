@@ -1,0 +1,167 @@
+"""Reads one chunk from its file straight into a row of host memory, and trusts nothing in it."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from contextlib import suppress
+from typing import NamedTuple
+
+from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.layout.chunk_format import (
+    HEADER_BYTES,
+    ChunkHeader,
+    Damage,
+    check_header,
+    check_payload,
+    decode_header,
+)
+from kvoffload.tiers.base import Outcome
+from kvoffload.tiers.fs.counters import Counters
+from kvoffload.tiers.fs.directory import GONE
+from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
+from kvoffload.tiers.fs.place import BadFiles, StorePlace
+
+_FOREIGN = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
+"""Opening something that is no plain file: a link, a socket, a directory."""
+
+
+class LoadEnd(NamedTuple):
+    """What became of a load, and how many bytes of the disk it freed (a damaged file was removed)."""
+
+    outcome: Outcome
+    freed_bytes: int = 0
+
+
+class HeaderPages(threading.local):
+    """One page-aligned page per thread, for headers."""
+
+    def __init__(self) -> None:
+        self.page = memoryview(mmap.mmap(-1, HEADER_BYTES))
+
+
+class ChunkReader:
+    """Loads chunks.
+
+    Args:
+        disk: The disk.
+        place: Names and lengths.
+        bad_files: Where unusable files are remembered.
+        counters: What is noteworthy.
+        direct: Whether to bypass the page cache.
+        may_remove: Whether a damaged file is removed.
+    """
+
+    def __init__(
+        self,
+        disk: DiskIO,
+        place: StorePlace,
+        bad_files: BadFiles,
+        counters: Counters,
+        *,
+        direct: bool,
+        may_remove: bool,
+    ) -> None:
+        self._disk = disk
+        self._place = place
+        self._bad_files = bad_files
+        self._counters = counters
+        self._flags = os.O_RDONLY | (os.O_DIRECT if direct else 0)
+        self._may_remove = may_remove
+        self._local = HeaderPages()
+
+    def load(self, key: OffloadKey, row: memoryview) -> LoadEnd:
+        """Fill `row` with the payload of a chunk. Only DONE means that the row holds anything useful."""
+        path = self._place.path_of(key)
+        try:
+            fd = self._open(path)
+        except OSError as error:
+            return self._not_readable(error)
+        # The open descriptor keeps the bytes, whoever deletes the file meanwhile.
+        try:
+            found = self._disk.fstat(fd)
+            if not is_plain_file(found):
+                self._counters.add("foreign_entries")
+                return LoadEnd(Outcome.MISSING)
+            damage = self._read(fd, found.st_size, key, row)
+        except OSError as error:
+            return self._not_readable(error)
+        finally:
+            with suppress(OSError):
+                self._disk.close(fd)
+        return LoadEnd(Outcome.DONE) if damage is None else self._damaged(key, path, found, damage)
+
+    def _open(self, path: str) -> int:
+        try:
+            return self._disk.open(path, self._flags)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self._flags & os.O_DIRECT:
+                raise
+        self._counters.add("direct_io_fallbacks")
+        return self._disk.open(path, self._flags & ~os.O_DIRECT)
+
+    def _read(self, fd: int, size: int, key: OffloadKey, row: memoryview) -> Damage | None:
+        file_bytes = self._place.file_bytes_of(key)
+        page = self._local.page
+        if size != file_bytes:
+            # Its header may still say that it is another version's, which is no damage.
+            return self._damage_of_odd_file(fd, page)
+        wanted = [page, row[: file_bytes - HEADER_BYTES]]
+        try:
+            done = self._disk.read_into(fd, wanted)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self._flags & os.O_DIRECT:
+                raise
+            # This file system or this buffer does not suit O_DIRECT after all.
+            self._counters.add("direct_io_fallbacks")
+            self._disk.without_direct(fd)
+            done = self._disk.read_into(fd, wanted)
+        if done < file_bytes:
+            return Damage.LENGTH
+        header = decode_header(page)
+        if not isinstance(header, ChunkHeader):
+            return header
+        damage = check_header(header, self._place.identity, key, self._place.payload_bytes_of(key))
+        return damage or check_payload(header, wanted[1])
+
+    def _damage_of_odd_file(self, fd: int, page: memoryview) -> Damage:
+        if self._flags & os.O_DIRECT:
+            self._disk.without_direct(fd)
+        found = decode_header(page[: self._disk.read_into(fd, [page])])
+        return found if isinstance(found, Damage) else Damage.LENGTH
+
+    def _not_readable(self, error: OSError) -> LoadEnd:
+        if error.errno in GONE:
+            return LoadEnd(Outcome.MISSING)
+        if error.errno in _FOREIGN:
+            self._counters.add("foreign_entries")
+            return LoadEnd(Outcome.MISSING)
+        self._counters.add_error("load", error)
+        return LoadEnd(Outcome.FAILED)
+
+    def _damaged(self, key: OffloadKey, path: str, found: os.stat_result, damage: Damage) -> LoadEnd:
+        if damage is Damage.UNKNOWN_VERSION:
+            self._counters.add("unknown_versions")
+            self._bad_files.add(key, found)
+            return LoadEnd(Outcome.MISSING)
+        self._counters.add("corrupt")
+        self._counters.add(f"corrupt_{damage.value}")
+        if self._may_remove and self._remove_if_same(path, found):
+            return LoadEnd(Outcome.CORRUPT, found.st_size)
+        self._bad_files.add(key, found)
+        return LoadEnd(Outcome.CORRUPT)
+
+    def _remove_if_same(self, path: str, found: os.stat_result) -> bool:
+        """Remove the file that was read, and not a good one that another writer has just put in its place."""
+        try:
+            now = self._disk.lstat(path)
+            if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino):
+                return False
+            self._disk.unlink(path)
+        except OSError as error:
+            if error.errno not in GONE:
+                self._counters.add_error("remove", error)
+            return False
+        return True

@@ -1,0 +1,118 @@
+"""The verdict, the table and the figures, from measurements that are made up."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from kvoffload.cli.demo.client import Reply
+from kvoffload.cli.demo.report import make_table, to_json
+from kvoffload.cli.demo.results import Measurement, Sample, judge
+from kvoffload.cli.demo.sources import TokenSources
+
+
+def sample(ttft_s, device=0, kvoffload=0, text="the same words", tokens=2000):
+    reply = Reply(text, ttft_s, ttft_s + 1.0, tokens, 24, device + kvoffload)
+    return Sample(reply, TokenSources(tokens - device - kvoffload, device, kvoffload))
+
+
+def measurement(**changes):
+    good = Measurement(
+        "Debugger",
+        cold=sample(4.0),
+        warm=(sample(0.25, kvoffload=1920), sample(0.9, kvoffload=1920), sample(0.2, kvoffload=1920)),
+        device=tuple(sample(ttft_s, device=1920) for ttft_s in (0.2, 0.3, 0.2, 0.2)),
+    )
+    return dataclasses.replace(good, **changes)
+
+
+def text_of(table, width=80):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_good_measurements_pass():
+    assert judge([measurement()]).passed
+
+
+def test_times_never_decide():
+    slow = measurement(warm=(sample(9.0, kvoffload=1920),))
+    assert judge([slow]).passed
+
+
+@pytest.mark.parametrize("which", ["warm", "device"])
+def test_one_answer_that_differs_fails(which):
+    odd = dataclasses.replace(
+        getattr(measurement(), which)[-1], reply=sample(0.2, kvoffload=1920, text="other words").reply
+    )
+    verdict = judge([measurement(), measurement(**{which: (*getattr(measurement(), which)[:-1], odd)})])
+    assert verdict.failures == ("Debugger: the answers differ",)
+
+
+def test_one_evicted_prompt_that_got_nothing_fails():
+    (failure,) = judge([measurement(warm=(sample(0.2, kvoffload=1920), sample(4.0)))]).failures
+    assert "nothing came from kvoffload" in failure
+
+
+def test_figures_that_contradict_each_other_fail():
+    reply = sample(0.2, kvoffload=1920).reply
+    for sources in (TokenSources(80, 0, 1919), TokenSources(80, 1, 1920)):
+        (failure,) = judge([measurement(warm=(Sample(reply, sources),))]).failures
+        assert "disagree" in failure
+
+
+def test_short_times_are_medians_and_the_share_is_the_worst():
+    result = measurement(warm=(*measurement().warm[:2], sample(0.2, kvoffload=1000)))
+    assert result.warm_ttft_s == 0.25
+    assert result.device_ttft_s == 0.2
+    assert result.warm_to_cold == 0.0625
+    assert result.warm_to_device == 1.25
+    assert result.worst_warm.share == 0.5
+
+
+def test_the_summary_tells_the_worst_share_and_the_ranges_of_the_ratios():
+    other = measurement(cold=sample(1.0), warm=(sample(0.5, kvoffload=1800),))
+    assert judge([measurement(), other]).summary == (
+        "at least 90.0% of every evicted prompt came from kvoffload; its first token came 2 to 16 times sooner than "
+        "cold and took 1.25 to 2.50 times as long as from the device cache"
+    )
+
+
+def test_the_table_has_every_figure_and_fits_a_terminal():
+    text = text_of(make_table([measurement()]), width=100)
+    row = next(line for line in text.splitlines() if "Debugger" in line)
+    assert row.split() == [
+        "Debugger",
+        "2,000",
+        "0",
+        "1,920",
+        "96.0%",
+        "4.00",
+        "0.20",
+        "0.25",
+        "0.062",
+        "1.25",
+        "yes",
+    ]
+    assert "…" not in text
+
+
+def test_an_answer_that_differs_stands_out_in_the_table():
+    assert "NO" in text_of(make_table([measurement(cold=sample(4.0, text="other"))]), width=100)
+
+
+def test_the_figures_are_complete_and_are_json():
+    verdict = judge([measurement()])
+    found = json.loads(json.dumps(to_json([measurement()], verdict, {"model": "m"})))
+    assert found["passed"] is True
+    assert found["setting"] == {"model": "m"}
+    (prompt,) = found["prompts"]
+    assert prompt["share_from_kvoffload"] == 0.96
+    assert [one["kvoffload_tokens"] for one in prompt["warm"]] == [1920] * 3
+    assert len(prompt["device"]) == 4
+    assert prompt["cold"]["answer"] == "the same words"

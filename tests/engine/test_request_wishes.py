@@ -1,0 +1,72 @@
+"""What a single request may ask for: limits, and not to be served from a cache."""
+
+from __future__ import annotations
+
+import pytest
+from expect import SAME_MATHS, assert_equal_outputs, prompt_distance
+from kinds import on
+from shelf import Subject
+from tiny_models import prompts_of
+
+PROMPT, OTHER = prompts_of(seed=11, number=2, tokens=1100)
+
+
+@on("tp1", "serve")
+def test_prompt_logprobs_are_computed_and_not_loaded(subject: Subject) -> None:
+    (wanted,) = subject.cold([PROMPT], prompt_logprobs=3)
+    subject.engine.generate([PROMPT])
+    subject.evict_device()
+    with subject.counting() as counted:
+        (found,) = subject.engine.generate([PROMPT], prompt_logprobs=3)
+    assert found.cached_tokens == 0
+    assert counted["kvoffload_loaded_chunks"] == counted["kvoffload_lookup_tokens"] == 0
+    assert_equal_outputs([found], [wanted], subject.cold_tolerance)
+    assert prompt_distance(found, wanted) <= subject.cold_tolerance
+
+
+@on("tp1", "serve")
+@pytest.mark.parametrize(("limit", "cached"), [(0, 0), (127, 0), (128, 128), (300, 256), (5000, 1024), (None, 1024)])
+def test_max_load_tokens_bounds_what_is_loaded(subject: Subject, limit: int | None, cached: int) -> None:
+    subject.engine.generate([PROMPT])
+    subject.evict_device()
+    (found,) = subject.engine.generate([PROMPT], kv_transfer_params={"max_load_tokens": limit})
+    assert found.cached_tokens == cached
+    assert_equal_outputs([found], subject.cold([PROMPT]), SAME_MATHS)
+
+
+@on("tp1")
+@pytest.mark.parametrize(("limit", "stored"), [(0, 0), (127, 0), (128, 1), (300, 2), (5000, 8)])
+def test_max_offload_tokens_bounds_what_is_stored(subject: Subject, limit: int, stored: int) -> None:
+    with subject.counting() as counted:
+        (found,) = subject.engine.generate([PROMPT], kv_transfer_params={"max_offload_tokens": limit})
+    assert counted["kvoffload_stored_chunks"] == stored
+    assert_equal_outputs([found], subject.cold([PROMPT]), subject.cold_tolerance)
+    subject.evict_device()
+    assert subject.engine.generate([PROMPT])[0].cached_tokens == 128 * stored
+
+
+@on("tp1", "serve")
+@pytest.mark.parametrize(
+    "params",
+    [{"max_load_tokens": -1}, {"max_load_tokens": "many"}, {"max_offload_tokens": True}, {"max_offload_tokens": 1.5}],
+    ids=str,
+)
+def test_limits_that_are_not_valid_cost_the_cache_and_are_counted(subject: Subject, params: dict) -> None:
+    subject.engine.generate([PROMPT])
+    subject.evict_device()
+    with subject.counting() as counted:
+        found = subject.engine.generate([PROMPT, OTHER], kv_transfer_params=params)
+    assert [output.cached_tokens for output in found] == [0, 0]
+    assert_equal_outputs(found, subject.cold([PROMPT, OTHER]), subject.cold_tolerance)
+    assert counted["kvoffload_bad_request_params"] == 2
+    assert counted["kvoffload_stored_chunks"] == 0
+    subject.evict_device()
+    assert subject.engine.generate([PROMPT])[0].cached_tokens == 1024
+
+
+@on("tp1")
+def test_wishes_of_other_connectors_are_passed_over(subject: Subject) -> None:
+    with subject.counting() as counted:
+        subject.engine.generate([PROMPT], kv_transfer_params={"do_remote_prefill": False, "whatever": [1]})
+    assert counted["kvoffload_bad_request_params"] == 0
+    assert counted["kvoffload_stored_chunks"] == 8
