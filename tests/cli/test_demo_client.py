@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -15,11 +16,11 @@ MESSAGES = ({"role": "user", "content": "Hello"},)
 
 
 class FakeEngine(BaseHTTPRequestHandler):
-    events: list[object] = []
+    events: ClassVar[list[object]] = []
     status = 200
     pause_s = 0.0
     end_mark = True
-    seen: dict[str, object] = {}
+    seen: ClassVar[dict[str, object]] = {}
 
     def do_GET(self):
         self._answer(b'{"version": "0.32.0"}')

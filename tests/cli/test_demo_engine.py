@@ -98,10 +98,15 @@ def test_closing_kills_an_engine_that_ignores_it_and_all_it_started(engine, tmp_
 def test_an_error_inside_the_block_closes_the_engine(tmp_path):
     log = tmp_path / "engine.log"
     one = EngineProcess([sys.executable, "-c", STUBBORN], os.environ, log, grace_s=0.5)
-    with pytest.raises(KeyboardInterrupt), closing(one):
-        one.start()
-        wait_until(lambda: log.read_text().endswith("\n"))
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with closing(one):
+            one.start()
+            wait_until(lambda: log.read_text().endswith("\n"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     worker = int(log.read_text())
     wait_until(lambda: not is_running(worker))
 

@@ -84,7 +84,7 @@ def test_the_summary_tells_the_worst_share_and_the_ranges_of_the_ratios():
 
 
 def test_the_table_has_every_figure_and_fits_a_terminal():
-    text = text_of(make_table([measurement()]), width=100)
+    text = text_of(make_table([measurement()]), width=80)
     row = next(line for line in text.splitlines() if "Debugger" in line)
     assert row.split() == [
         "Debugger",
@@ -103,7 +103,7 @@ def test_the_table_has_every_figure_and_fits_a_terminal():
 
 
 def test_an_answer_that_differs_stands_out_in_the_table():
-    assert "NO" in text_of(make_table([measurement(cold=sample(4.0, text="other"))]), width=100)
+    assert "NO" in text_of(make_table([measurement(cold=sample(4.0, text="other"))]), width=80)
 
 
 def test_the_figures_are_complete_and_are_json():

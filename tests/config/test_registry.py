@@ -106,3 +106,9 @@ def test_whatever_goes_wrong_while_loading_is_a_config_error(
 ) -> None:
     with pytest.raises(ConfigError, match="cannot be loaded"):
         registry.resolve(name, module)
+
+
+def test_an_error_can_say_where_the_name_stood(registry: Registry[EvictionPolicy]) -> None:
+    assert registry.find("lru", None, "options: policy") is LRUPolicy
+    with pytest.raises(ConfigError, match=r"^options: policy: unknown eviction policy 'x'"):
+        registry.find("x", None, "options: policy")

@@ -9,8 +9,8 @@ from shelf import TRANSFER_TIMEOUT_S, Subject
 from tiny_models import prompts_of, random_tokens
 
 FIVE = prompts_of(seed=5, number=5, tokens=500)
-"""Four blocks each: together they fill the device, and every answer needs two more."""
-ANSWER = 200
+"""Four blocks each: together they fill the device, and every answer needs one more."""
+ANSWER = 60
 PROMPT = random_tokens(70, 1100)
 BIG = random_tokens(71, 2000)
 """Needs 16 of the 20 blocks: some of those that PROMPT's store still reads."""

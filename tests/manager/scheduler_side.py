@@ -9,7 +9,7 @@ from typing import Any
 from kvoffload.clock import ManualClock
 from kvoffload.keys.offload_key import OffloadKey, make_offload_key
 from kvoffload.manager.host_tier import HostTier
-from kvoffload.manager.manager import ManagerConfig, OffloadManager
+from kvoffload.manager.manager import Below, ManagerConfig, OffloadManager
 from kvoffload.manager.request import GroupGeometry, RequestInfo
 from kvoffload.manager.step import ScheduledRequest, StepInput
 from kvoffload.messages import CopyJob, JobOutcome, StepMessage, WorkerReport
@@ -47,6 +47,7 @@ class SchedulerSide:
         world_size: int = 1,
         store_threshold: int = 0,
         geometries: Sequence[GroupGeometry] = (GroupGeometry(0, TOKENS_PER_BLOCK, 1, TOKENS_PER_BLOCK),),
+        below: Below | None = None,
         **config: Any,
     ) -> None:
         self.clock = ManualClock()
@@ -66,6 +67,7 @@ class SchedulerSide:
             self.tiers,
             self.recorder,
             self.clock,
+            below,
         )
 
     @property

@@ -14,8 +14,13 @@ from scheduler_side import (
     run,
     slots_of,
 )
+from scripted_tier import ScriptedTier
 
+from kvoffload.config.options import LaneOptions
+from kvoffload.manager.lane import TierLane
+from kvoffload.manager.manager import Below
 from kvoffload.manager.request import GroupGeometry
+from kvoffload.manager.staging import LoadPolicy, StagingConfig
 from kvoffload.messages import NO_SLOT, JobOutcome, WorkerReport
 from kvoffload.metrics import catalog as m
 from kvoffload.types import Direction, JobId, RequestId
@@ -462,6 +467,17 @@ def test_a_request_never_evicts_its_own_head() -> None:
     assert side.count(m.STORE_REJECTED_CHUNKS) == 3
     side.add("b", "abcdef")
     assert side.match("b") == 12
+
+
+def test_a_request_never_evicts_its_own_head_to_bring_its_end_from_a_tier_below() -> None:
+    disk = ScriptedTier()
+    disk.has = set(keys_of("abcd")[2:])
+    lane = TierLane(disk, LaneOptions(), lambda group, slot: memoryview(bytearray(8)))
+    side = SchedulerSide(num_slots=2, below=Below((lane,), StagingConfig(LoadPolicy.ALWAYS), (8,)))
+    side.store("a", "ab", [1, 2])
+    side.add("b", "abcd")
+    assert side.manager.match(RequestId("b"), 0) == 8
+    assert side.tier.lookup_prefix(keys_of("ab")) == (2, False)
 
 
 def test_a_prompt_that_does_not_fit_keeps_its_head() -> None:

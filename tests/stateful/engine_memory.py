@@ -36,6 +36,8 @@ class Setup:
     prompt_only: bool = True
     store_threshold: int = 0
     async_scheduling: bool = False
+    num_tiers: int = 0
+    """Tiers below the host."""
 
     @property
     def align_tokens(self) -> int:
@@ -52,6 +54,7 @@ class Memory:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        self._chunk_rows: dict[tuple[int, tuple[int, ...], int, int], NDArray[np.uint8]] = {}
         widest = max(setup.tokens_per_block)
         self.device = [
             [np.zeros((setup.num_blocks, widest), np.uint64) for _ in range(NUM_LAYERS)]
@@ -139,14 +142,17 @@ class Memory:
 
     def chunk_row(self, group: int, tokens: tuple[int, ...], chunk: int, weights: int) -> NDArray[np.uint8]:
         """The right bytes of a chunk in a host row, from the documented layout: worker, then layer, then block."""
-        span = self.setup.tokens_per_block[group] * self.setup.blocks_per_chunk
-        entries = chain(tokens[: (chunk + 1) * span], weights)[chunk * span :]
-        parts = [
-            entries ^ salt(worker, group, layer)
-            for worker in range(self.setup.world_size)
-            for layer in range(NUM_LAYERS)
-        ]
-        return np.concatenate(parts).view(np.uint8)
+        name = (group, tokens, chunk, weights)
+        if name not in self._chunk_rows:
+            span = self.setup.tokens_per_block[group] * self.setup.blocks_per_chunk
+            entries = chain(tokens[: (chunk + 1) * span], weights)[chunk * span :]
+            parts = [
+                entries ^ salt(worker, group, layer)
+                for worker in range(self.setup.world_size)
+                for layer in range(NUM_LAYERS)
+            ]
+            self._chunk_rows[name] = np.concatenate(parts).view(np.uint8)
+        return self._chunk_rows[name]
 
 
 def assert_right(found: NDArray[np.uint64], right: NDArray[np.uint64], where: object) -> None:

@@ -17,12 +17,16 @@ import numpy as np
 from copy_doubles import spoil
 from engine_memory import BlockPool, Memory, Setup
 from kv_patterns import block_hashes
+from tier_double import StepTier
 
 from kvoffload.clock import ManualClock
+from kvoffload.config.options import LaneOptions
 from kvoffload.keys.offload_key import make_offload_key
 from kvoffload.manager.host_tier import HostTier
-from kvoffload.manager.manager import ManagerConfig, OffloadManager
+from kvoffload.manager.lane import TierLane
+from kvoffload.manager.manager import Below, ManagerConfig, OffloadManager
 from kvoffload.manager.request import GroupGeometry, RequestInfo
+from kvoffload.manager.staging import LoadPolicy, StagingConfig
 from kvoffload.manager.step import ScheduledRequest, StepInput
 from kvoffload.messages import NO_SLOT, CopyJob, JobOutcome, StepMessage, WorkerReport
 from kvoffload.metrics.catalog import MetricKind
@@ -106,7 +110,10 @@ class EngineModel:
             HostTier(setup.num_slots, LRUPolicy(setup.num_slots), TouchFilter(setup.store_threshold, 64))
             for _ in setup.tokens_per_block
         ]
-        self.manager = OffloadManager(self._manager_config(), self.tiers, self.recorder, self.clock)
+        self.lower = [StepTier(f"tier{index}") for index in range(setup.num_tiers)]
+        self.manager = OffloadManager(
+            self._manager_config(), self.tiers, self.recorder, self.clock, self._below()
+        )
         self._chunk_of: dict[bytes, tuple[int, tuple[int, ...], int]] = {}
         self._finished: list[RequestId] = []
         self._preempted: list[RequestId] = []
@@ -211,6 +218,10 @@ class EngineModel:
         blocks = self.pool.take(1) if scratch and self.pool.free else []
         message = self.manager.step(
             StepInput(tuple(scheduled), tuple(self._preempted), tuple(self._finished), tuple(blocks))
+        )
+        announced = [part for job in message.loads for part in job.parts]
+        assert vanish or all((part.slots != NO_SLOT).all() for part in announced), (
+            "a hit was announced in vain"
         )
         self.seen["flush"] += len(message.flush)
         self.seen["flush of a store planned now"] += any(
@@ -479,6 +490,7 @@ class EngineModel:
         """Raise AssertionError if anything is wrong anywhere."""
         self.manager.check()
         self._check_host()
+        self._check_below()
         self._check_counters()
         refs = Counter(block for r in self.requests.values() for table in r.tables for block in table)
         assert all(self.pool.refs[block] == refs[block] for block in range(self.pool.num_blocks)), "model bug"
@@ -493,6 +505,13 @@ class EngineModel:
                 assert np.array_equal(found, right), (
                     f"WRONG KV in slot {slot} of group {group}, chunk {chunk}"
                 )
+
+    def _check_below(self) -> None:
+        for tier in self.lower:
+            for key, row in tier.rows.items():
+                group, tokens, chunk = self._chunk_of[key]
+                right = self.memory.chunk_row(group, tokens, chunk, self.weights).tobytes()
+                assert row[: len(right)] == right, f"WRONG KV in {tier.name}, group {group}, chunk {chunk}"
 
     def _check_content(self, request: Request, tokens: int) -> None:
         if not request.pure:
@@ -512,7 +531,8 @@ class EngineModel:
     def is_idle(self) -> bool:
         """Nothing is running, waiting or in flight, and the manager has been told so."""
         busy = any(step.runs or any(step.polled) for step in self._open_steps)
-        return not (self.requests or busy or self._finished or len(self.manager._ledger))
+        below = any(tier.jobs for tier in self.lower) or self.manager.tick() or self._lost_below()
+        return not (self.requests or busy or self._finished or len(self.manager._ledger) or below)
 
     def check_drained(self) -> None:
         """Raise AssertionError if anything is left behind when all requests and copies have ended."""
@@ -525,6 +545,20 @@ class EngineModel:
             assert tier.pinned_count == 0
             assert len(tier._free) + tier.ready_count == tier.num_slots
         self.check()
+
+    def _lost_below(self) -> int:
+        return sum(len(lane._jobs) for lane in self.manager._staging._lanes)
+
+    def _below(self) -> Below:
+        lane = LaneOptions(deadline_s=10.0, retry_after_s=5.0, max_queued_bytes=2000, batch_bytes=300)
+        return Below(
+            lanes=tuple(
+                TierLane(tier, lane, lambda group, slot: memoryview(self.memory.rows[group][slot]))
+                for tier in self.lower
+            ),
+            config=StagingConfig(LoadPolicy.ALWAYS, deadline_s=4.0, hold_s=8.0),
+            row_bytes=tuple(rows.shape[1] for rows in self.memory.rows),
+        )
 
     def _manager_config(self) -> ManagerConfig:
         setup = self.setup

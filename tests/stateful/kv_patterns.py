@@ -33,6 +33,7 @@ def chain(tokens: tuple[int, ...], weights: int) -> NDArray[np.uint64]:
     return np.array(entries, dtype=np.uint64)
 
 
+@lru_cache(maxsize=256)
 def salt(worker: int, group: int, layer: int) -> np.uint64:
     return np.uint64(mix(START ^ 0x5A17, (worker * 16 + group) * 16 + layer, 0))
 

@@ -30,6 +30,11 @@ SETUPS = {
     "asynchronous": Setup(
         async_scheduling=True, world_size=2, blocks_per_chunk=2, prompt_only=False, num_blocks=17
     ),
+    "a tier below": Setup(num_tiers=1, num_blocks=16, num_slots=7),
+    "two tiers below, two workers": Setup(
+        num_tiers=2, world_size=2, blocks_per_chunk=2, num_blocks=16, num_slots=4, async_scheduling=True
+    ),
+    "two groups over a tier": Setup(num_tiers=1, tokens_per_block=(2, 2), num_blocks=28, num_slots=6),
     "one slot": Setup(num_slots=1, blocks_per_chunk=2, num_blocks=15),
 }
 
@@ -51,6 +56,10 @@ def drain(model: EngineModel, workers: Iterable[StepWorker]) -> None:
         for worker in workers:
             worker.flush_times_out = False
             while worker.run(0):
+                pass
+        for tier in model.lower:
+            tier.refuses = tier.unsure = False
+            while tier.run(0):
                 pass
         model.clock.advance(0.5)
         model.step(16)
@@ -98,6 +107,10 @@ class RandomRun:
             worker.flush_times_out = rng.random() < 0.05
             for _ in range(rng.choice((1, 1, 2, 4))):
                 worker.run(rng.randrange(8), fail_mask=rng.choice((0, 0, 0, 0, 0, 0, 1, 6)))
+            for tier in model.lower:
+                tier.refuses, tier.unsure = rng.random() < 0.1, rng.random() < 0.1
+                for _ in range(rng.choice((0, 1, 3))):
+                    tier.run(rng.randrange(8), fail_mask=rng.choice((0, 0, 0, 0, 1, 2)))
         elif dice < 0.95:
             if model.requests:
                 model.abort(rng.choice(list(model.requests.values())))
@@ -107,7 +120,7 @@ class RandomRun:
         elif dice < 0.99:
             model.reset(new_weights=rng.random() < 0.5)
         else:
-            model.clock.advance(rng.choice((0.1, 6.0, 61.0)))
+            model.clock.advance(rng.choice((0.1, 3.0, 6.0, 61.0)))
 
     def _add(self) -> None:
         rng, setup = self.rng, self.model.setup

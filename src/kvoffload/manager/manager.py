@@ -346,7 +346,7 @@ class OffloadManager:
             span = group.geometry.tokens_per_chunk
             end = None if limit is None else (computed_tokens + limit) // span
             keys = group.keys[hit.boundary_tokens // span : end]
-            wants.append(Want(index, keys, span, self._row_bytes[index]))
+            wants.append(Want(index, keys, span, self._row_bytes[index], protected=group.own_keys))
         return wants
 
     def _cascade(self, group: int, keys: Sequence[OffloadKey]) -> None:

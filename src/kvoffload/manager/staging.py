@@ -5,7 +5,7 @@ Part of the manager: no I/O, no threads, time is an argument. See docs/design/00
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -73,6 +73,8 @@ class Want:
     keys: Sequence[OffloadKey]
     tokens_per_chunk: int
     row_bytes: int
+    protected: Collection[OffloadKey] = ()
+    """All keys of the request: its head must not be evicted to bring its end."""
 
 
 @dataclass(slots=True)
@@ -259,7 +261,7 @@ class Staging:
             return
         # Room for the whole run first: half a run that evicts the other half would help nobody.
         host = self._hosts[want.group]
-        reserved = host.reserve([key for key, _ in run], protected=set(want.keys))
+        reserved = host.reserve([key for key, _ in run], protected={*want.keys, *want.protected})
         self._recorder.count(m.EVICTED_CHUNKS, len(reserved.evicted))
         source = dict(run)
         for lane in self._lanes:

@@ -14,6 +14,8 @@ Step = Callable[[str], None]
 """Says which step begins now."""
 
 _PLAIN_WIDTH = 132
+_REFRESH_HZ = 2
+"""Slow, because drawing takes processor time from what is being measured."""
 
 
 class Progress:
@@ -52,7 +54,7 @@ class Progress:
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
         )
-        with LiveLine(*columns, console=self.console, transient=True) as live:
+        with LiveLine(*columns, console=self.console, transient=True, refresh_per_second=_REFRESH_HZ) as live:
             task = live.add_task(name, total=steps)
             begun = 0
 

@@ -14,27 +14,36 @@ _COLUMNS = (
     "from\ndevice",
     "from\nkvoffload",
     "\nshare",
-    "cold\nTTFT s",
-    "device\nTTFT s",
-    "warm\nTTFT s",
+    "cold\nTTFT",
+    "device\nTTFT",
+    "warm\nTTFT",
     "warm /\ncold",
     "warm /\ndevice",
-    "equal\nanswers",
+    "same\nwords",
 )
+_OURS = ("from\nkvoffload", "warm\nTTFT")
 _CAPTION = (
     "warm: evicted from the engine's device cache, back from kvoffload; device: still in the device cache; cold: computed.\n"
-    "TTFT: time to first token, median of the rounds. Tokens: of the evicted prompt, in its worst round."
+    "TTFT: seconds to first token, median of the rounds. Tokens: of the evicted prompt, in its worst round.\n"
+    "same words: all answers to the prompt, cold and warm, are equal word for word."
 )
 
 
 def make_table(results: Sequence[Measurement]) -> Table:
     """One row a prompt."""
     table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption=_CAPTION, caption_justify="left"
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=0,
+        show_edge=False,
+        header_style="bold",
+        caption=_CAPTION,
+        caption_justify="left",
     )
     table.add_column("\nprompt")
     for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+        ours = "cyan" if name in _OURS else None
+        table.add_column(name, justify="right", no_wrap=True, style=ours)
     for result in results:
         table.add_row(result.title, *_cells(result))
     return table

@@ -60,6 +60,8 @@ def _layer_pages(name: str, tensor: Any, num_blocks: int) -> ByteArray:
             f"{num_blocks} blocks: its pages are not dense"
         )
     part_bytes = item_bytes * int(np.prod(tensor.shape[1:], dtype=np.int64))
+    if tensor.shape[0] > 1 and tensor.stride(0) * item_bytes < part_bytes:
+        raise UnsupportedModelError(f"kvoffload: layer {name}: its blocks overlap")
     if parts > 1 and tensor.stride(0) * item_bytes != part_bytes:
         raise UnsupportedModelError(
             f"kvoffload: layer {name}: the {parts} parts of a block do not lie together"

@@ -86,13 +86,15 @@ class ChunkWriter:
         known = leaf in self._known_leaves
         return self._place.file_bytes_of(key) + (0 if known else 2 * DIRECTORY_BYTES)
 
-    def store(self, key: OffloadKey, row: memoryview, time_ns: int, is_void: Callable[[], bool]) -> Written:
+    def store(
+        self, key: OffloadKey, row: memoryview, times_ns: tuple[int, int], is_void: Callable[[], bool]
+    ) -> Written:
         """Write a chunk and give it its name.
 
         Args:
             key: Its key.
             row: Payload and padding; not mutated.
-            time_ns: Its time of last use, nanoseconds since the epoch.
+            times_ns: When it was created (in its header) and last used (the file's time), since the epoch.
             is_void: Asked just before and just after it becomes visible; True takes it away again.
         """
         path = self._place.path_of(key)
@@ -101,7 +103,7 @@ class ChunkWriter:
         made = 0
         try:
             fd, made = self._open(temp, leaf)
-            self._fill(fd, key, row, time_ns)
+            self._fill(fd, key, row, times_ns)
             if is_void():
                 return self._abandon(temp, key, WriteEnd.VOID, made)
             self._publish(temp, path, key)
@@ -129,10 +131,10 @@ class ChunkWriter:
             if self._finder.find(key).presence is not Presence.PRESENT:
                 raise
 
-    def _fill(self, fd: int, key: OffloadKey, row: memoryview, time_ns: int) -> None:
+    def _fill(self, fd: int, key: OffloadKey, row: memoryview, times_ns: tuple[int, int]) -> None:
         try:
-            self._write(fd, key, row, time_ns)
-            self._disk.set_times(fd, time_ns)
+            self._write(fd, key, row, times_ns[0])
+            self._disk.set_times(fd, times_ns[1])
             if self._durability is not Durability.NONE:
                 self._disk.fsync(fd)
         except BaseException:
@@ -142,10 +144,12 @@ class ChunkWriter:
         # Not in a `finally`: over NFS this is where a failed write is reported.
         self._disk.close(fd)
 
-    def _write(self, fd: int, key: OffloadKey, row: memoryview, time_ns: int) -> None:
+    def _write(self, fd: int, key: OffloadKey, row: memoryview, created_ns: int) -> None:
         payload_bytes = self._place.payload_bytes_of(key)
         page = self._local.page
-        header = ChunkHeader(self._place.identity, key, payload_bytes, checksum(row[:payload_bytes]), time_ns)
+        header = ChunkHeader(
+            self._place.identity, key, payload_bytes, checksum(row[:payload_bytes]), created_ns
+        )
         encode_header(header, page)
         buffers = [page, row[: self._place.file_bytes_of(key) - HEADER_BYTES]]
         try:

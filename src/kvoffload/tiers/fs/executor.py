@@ -20,6 +20,37 @@ logger = logging.getLogger(__name__)
 
 _SLICE_BYTES = 2 * 1024**2
 _MAX_SLICE = 32
+_TURN_PATIENCE_S = 2.0
+
+
+class Turnstile:
+    """Lets the slices of one job through in their order, whatever threads carry them out."""
+
+    def __init__(self) -> None:
+        self._passed = 0
+        self._moved = threading.Condition()
+
+    def wait(self, first: int) -> None:
+        """Wait until all entries before position `first` are through; not for ever, as a disk may hang."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._passed >= first, _TURN_PATIENCE_S)
+
+    def pass_through(self, entries: int) -> None:
+        """So many entries are through."""
+        with self._moved:
+            self._passed += entries
+            self._moved.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What the tier notes of a job when it takes it."""
+
+    generation: int
+    """A later one means that the tier was cleared since."""
+    time_s: float
+    """Seconds since the epoch."""
+    turnstile: Turnstile = field(default_factory=Turnstile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +61,7 @@ class Slice:
     entries: Sequence[TierEntry]
     first: int
     """Position of the first entry in the job."""
-    generation: int
-    """Of the tier when the job was taken; a later one means that the tier was cleared since."""
+    ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +86,7 @@ class ExecutorLimits:
 @dataclass(slots=True)
 class _Running:
     job: TierJob
-    generation: int
+    ticket: Ticket
     slice_length: int
     next: int = 0
     """Position of the first entry that no thread has taken."""
@@ -121,7 +151,7 @@ class JobExecutor:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: TierJob, generation: int) -> bool:
+    def submit(self, job: TierJob, ticket: Ticket) -> bool:
         """Take a job; False if there are too many, or after `stop`."""
         size_bytes = job.size_bytes
         lane = self._lane(job.verb)
@@ -131,7 +161,7 @@ class JobExecutor:
             )
             if self._stopping or is_full:
                 return False
-            running = _Running(job, generation, self._slice_length(job, size_bytes))
+            running = _Running(job, ticket, self._slice_length(job, size_bytes))
             if not job.entries:
                 self._reports.append(TierReport(job.job_id, job.verb, {}, 0.0, 0))
                 return True
@@ -201,14 +231,14 @@ class JobExecutor:
         if running.started_s is None:
             running.started_s = self._clock.now_s()
         entries = running.job.entries[first : running.next]
-        return running, Slice(running.job, entries, first, running.generation)
+        return running, Slice(running.job, entries, first, running.ticket)
 
     def _carry_out(self, part: Slice) -> SliceEnd:
         try:
             return self._run(part)
         except Exception:
             logger.exception(
-                "fs tier: internal error; %d chunks of a %s failed", len(part.entries), part.verb
+                "fs tier: internal error; %d chunks of a %s failed", len(part.entries), part.job.verb
             )
             self._counters.add("internal_errors")
             return SliceEnd({entry.key: Outcome.FAILED for entry in part.entries}, 0)
@@ -224,7 +254,8 @@ class JobExecutor:
     def _end(self, lane: _Lane, running: _Running) -> None:
         job = running.job
         busy_s = 0.0 if running.started_s is None else self._clock.now_s() - running.started_s
-        self._reports.append(TierReport(job.job_id, job.verb, running.outcomes, busy_s, running.moved_bytes))
+        outcomes = {entry.key: running.outcomes[entry.key] for entry in job.entries}
+        self._reports.append(TierReport(job.job_id, job.verb, outcomes, busy_s, running.moved_bytes))
         lane.jobs -= 1
         lane.size_bytes -= job.size_bytes
         self._idle.notify_all()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvoffload.clock import Clock
@@ -16,7 +17,11 @@ from kvoffload.tiers.fs.shard import Shard, Victim
 from kvoffload.types import LookupResult
 
 SHARDS = 256
+Use = tuple[OffloadKey, float]
+"""A chunk and when it was used, seconds since the epoch."""
 _MAX_ABSENT_PER_SHARD = 1_000
+_MAX_WAITING = 10_000
+_MAX_TOUCHED = 100_000
 
 
 class ChunkIndex:
@@ -47,6 +52,9 @@ class ChunkIndex:
         self._fronts: list[tuple[float, int]] = []
         """A heap: when the first victim of each shard was used, or earlier. Put right when it is looked at."""
         self._in_fronts = [False] * SHARDS
+        self._waiting: deque[Sequence[Use]] = deque()
+        """Uses that were told and not applied yet."""
+        self._touched: list[tuple[OffloadKey, float, float]] = []
         self._asked: set[OffloadKey] = set()
         """What is being found out."""
         self._added: set[OffloadKey] | None = None
@@ -74,42 +82,34 @@ class ChunkIndex:
     def answer(self, there: Mapping[OffloadKey, float], not_there: Iterable[OffloadKey]) -> None:
         """What was asked and found out: chunk → time of last use, and what is not there."""
         with self._lock:
+            # What was stored, or cleared, since the disk was asked has left the set: the answer is too old.
             for key, used_s in there.items():
-                self._asked.discard(key)
-                self._absent_until_s[key[0]].pop(key, None)
-                self._insert(key, used_s)
-                if self._added is not None:
-                    self._added.add(key)
+                if key in self._asked:
+                    self._asked.discard(key)
+                    self._insert_new(key, used_s)
             for key in not_there:
-                # What was stored since the disk was asked has left the set, and is there.
                 if key in self._asked:
                     self._asked.discard(key)
                     self._set_absent(key)
 
-    def add(self, keys: Sequence[OffloadKey], used_s: float) -> None:
-        """These are there and were just used, the first of them the most recently: it is a prompt's beginning."""
+    def add(self, uses: Sequence[Use]) -> None:
+        """These are there and were just used. In order: the first counts as the most recent."""
         with self._lock:
-            for key in reversed(keys):
+            for key, used_s in reversed(uses):
                 self._asked.discard(key)
-                self._absent_until_s[key[0]].pop(key, None)
-                self._insert(key, used_s)
-                if self._added is not None:
-                    self._added.add(key)
+                self._insert_new(key, used_s)
 
-    def touch(self, keys: Sequence[OffloadKey], used_s: float) -> list[tuple[OffloadKey, float]]:
-        """Those of the keys that are there were used, the first the most recently.
+    def use(self, uses: Sequence[Use]) -> None:
+        """Those that are there were used, the first the most recently. Takes no lock; too many are dropped."""
+        if len(self._waiting) < _MAX_WAITING:
+            self._waiting.append(uses)
 
-        Returns:
-            Those that are there, each with its time of use before.
-        """
-        touched = []
+    def take_touched(self) -> list[tuple[OffloadKey, float, float]]:
+        """(key, time of its use before, time of its use) of all that was used since the last call."""
         with self._lock:
-            for key in reversed(keys):
-                before = self._shards[key[0]].used_s.get(key)
-                if before is not None:
-                    touched.append((key, before))
-                    self._insert(key, max(before, used_s))
-        return touched
+            self._apply_uses()
+            touched, self._touched = self._touched, []
+            return touched
 
     def remove(self, keys: Iterable[OffloadKey]) -> None:
         """These are not there any more."""
@@ -128,11 +128,18 @@ class ChunkIndex:
         with self._lock:
             self._added = set()
 
-    def found(self, number: int, chunks: Mapping[OffloadKey, float]) -> None:
-        """A walk has seen all of shard `number`: chunk → time of last use."""
+    def found(self, number: int, chunks: Mapping[OffloadKey, float], *, is_whole: bool) -> None:
+        """A walk has seen shard `number`: chunk → time of last use; not `is_whole`: there may be more."""
         shard = self._shards[number]
         with self._lock:
-            kept = [key for key in self._added or () if key[0] == number]
+            if self._added is None:
+                # Cleared since the walk began.
+                return
+            if not is_whole:
+                for key, used_s in chunks.items():
+                    self._insert(key, used_s)
+                return
+            kept = [key for key in self._added if key[0] == number]
             before = len(shard.used_s), sum(map(self._size_of, shard.used_s))
             shard.replace(chunks, kept)
             self._count += len(shard.used_s) - before[0]
@@ -155,12 +162,13 @@ class ChunkIndex:
                 shard.clear()
                 self._absent_until_s[number] = {}
             self._count = self._bytes = 0
-            if self._added is not None:
-                self._added.clear()
+            self._asked.clear()
+            self._added = None
 
     def peek_victim(self, is_kept: Callable[[OffloadKey], bool]) -> Victim | None:
         """The chunk that should go first; it stays first in line until it is used, removed, or set aside."""
         with self._lock:
+            self._apply_uses()
             while self._fronts:
                 used_s, number = self._fronts[0]
                 victim = self._shards[number].front(is_kept)
@@ -203,12 +211,27 @@ class ChunkIndex:
             assert self._count == len(known), (self._count, len(known))
             assert self._bytes == sum(map(self._size_of, known)), self._bytes
 
+    def _insert_new(self, key: OffloadKey, used_s: float) -> None:
+        self._absent_until_s[key[0]].pop(key, None)
+        self._insert(key, used_s)
+        if self._added is not None:
+            self._added.add(key)
+
     def _insert(self, key: OffloadKey, used_s: float) -> None:
         number = key[0]
         if self._shards[number].insert(key, used_s):
             self._count += 1
             self._bytes += self._size_of(key)
         self._queue(number)
+
+    def _apply_uses(self) -> None:
+        while self._waiting:
+            for key, used_s in reversed(self._waiting.popleft()):
+                before_s = self._shards[key[0]].used_s.get(key)
+                if before_s is not None:
+                    self._insert(key, max(before_s, used_s))
+                    if len(self._touched) < _MAX_TOUCHED:
+                        self._touched.append((key, before_s, used_s))
 
     def _drop(self, key: OffloadKey) -> None:
         if self._shards[key[0]].remove(key):

@@ -54,6 +54,11 @@ class StorePlace:
         """Bytes of a chunk's file."""
         return self._file_bytes[group_index_of(key)]
 
+    @property
+    def smallest_file_bytes(self) -> int:
+        """Bytes of the smallest chunk's file."""
+        return min(self._file_bytes)
+
     def has_group_of(self, key: OffloadKey) -> bool:
         """Whether the engine has the group of a key (a file may carry any)."""
         return group_index_of(key) < len(self._payload_bytes)

@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 from contextlib import suppress
+from enum import Enum
 from typing import NamedTuple
 
 from kvoffload.keys.offload_key import OffloadKey
@@ -26,6 +27,12 @@ from kvoffload.tiers.fs.place import BadFiles, StorePlace
 
 _FOREIGN = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 """Opening something that is no plain file: a link, a socket, a directory."""
+
+
+class Void(Enum):
+    """Nothing is wrong with the file, but the tier was cleared after it was written."""
+
+    VOID = "void"
 
 
 class LoadEnd(NamedTuple):
@@ -71,6 +78,8 @@ class ChunkReader:
         self._flags = os.O_RDONLY | (os.O_DIRECT if direct else 0)
         self._may_remove = may_remove
         self._local = HeaderPages()
+        self.not_before_ns = 0
+        """Chunks that were created earlier (nanoseconds since the epoch) are void."""
 
     def load(self, key: OffloadKey, row: memoryview) -> LoadEnd:
         """Fill `row` with the payload of a chunk. Only DONE means that the row holds anything useful."""
@@ -102,7 +111,7 @@ class ChunkReader:
         self._counters.add("direct_io_fallbacks")
         return self._disk.open(path, self._flags & ~os.O_DIRECT)
 
-    def _read(self, fd: int, size: int, key: OffloadKey, row: memoryview) -> Damage | None:
+    def _read(self, fd: int, size: int, key: OffloadKey, row: memoryview) -> Damage | Void | None:
         file_bytes = self._place.file_bytes_of(key)
         page = self._local.page
         if size != file_bytes:
@@ -123,6 +132,8 @@ class ChunkReader:
         header = decode_header(page)
         if not isinstance(header, ChunkHeader):
             return header
+        if header.created_ns < self.not_before_ns:
+            return Void.VOID
         damage = check_header(header, self._place.identity, key, self._place.payload_bytes_of(key))
         return damage or check_payload(header, wanted[1])
 
@@ -141,11 +152,15 @@ class ChunkReader:
         self._counters.add_error("load", error)
         return LoadEnd(Outcome.FAILED)
 
-    def _damaged(self, key: OffloadKey, path: str, found: os.stat_result, damage: Damage) -> LoadEnd:
+    def _damaged(self, key: OffloadKey, path: str, found: os.stat_result, damage: Damage | Void) -> LoadEnd:
         if damage is Damage.UNKNOWN_VERSION:
             self._counters.add("unknown_versions")
             self._bad_files.add(key, found)
             return LoadEnd(Outcome.MISSING)
+        if isinstance(damage, Void):
+            self._counters.add("void_loads")
+            removed = self._may_remove and self._remove_if_same(path, found)
+            return LoadEnd(Outcome.MISSING, found.st_size if removed else 0)
         self._counters.add("corrupt")
         self._counters.add(f"corrupt_{damage.value}")
         if self._may_remove and self._remove_if_same(path, found):

@@ -115,12 +115,16 @@ class UsageShare:
         with self._record_lock:
             return self._update(lambda usage: self._shown(self._synchronise(usage)))
 
-    def begin_count(self, is_dead: Callable[[str, WriterUsage], bool]) -> Baseline:
-        """Note where the promises stand before a walk; forgets dead writers. Raises OSError."""
+    def begin_count(self, is_dead: Callable[[str, WriterUsage], bool]) -> tuple[Usage, Baseline]:
+        """Note where the promises stand before a walk; forgets dead writers. Raises OSError.
+
+        Returns:
+            The record, and what `end_count` needs.
+        """
         with self._record_lock:
             usage = self._update(lambda usage: drop_dead(self._shown(self._synchronise(usage)), is_dead))
         open_bytes = sum(entry.promised_bytes for entry in usage.writers.values())
-        return Baseline(usage.epoch, usage.promised_total_bytes, open_bytes)
+        return usage, Baseline(usage.epoch, usage.promised_total_bytes, open_bytes)
 
     def end_count(self, baseline: Baseline, found_bytes: int, *, is_whole: bool) -> Usage:
         """Set the record right by what a walk found; returns the record. Raises OSError.

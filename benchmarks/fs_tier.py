@@ -1,0 +1,285 @@
+"""How fast is the fs tier? Store and load in GB/s, checksums on, durability as the peer's (no fsync).
+
+Ours: `FsTier`. Peer: `FileSystemTierManager` of the installed vLLM, if there is one: same buffer, same directory, same
+chunks, same jobs. Limit: `fio` with the same pattern (16 threads, O_DIRECT, one write or read per new file, no names to
+publish, no directories to make); without fio a plain loop of pwritev / preadv in 16 threads. All in one run,
+interleaved, in another order each round.
+
+Two shapes of work: `stream` keeps 8 jobs of 32 MiB in flight, as the cascade does; `one` has one job of 128 MiB at a time,
+as the promotion of one long prompt.
+
+    python benchmarks/fs_tier.py [--json] [--quick] [--dir DIR]
+
+`--dir` should be on the disk in question. Nothing of what is written stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import common
+from kvoffload.clock import MonotonicClock
+from kvoffload.keys.fingerprint import Namespace
+from kvoffload.keys.offload_key import OffloadKey, make_offload_key
+from kvoffload.layout.chunk_format import checksum
+from kvoffload.tiers.base import Outcome, TierEntry, TierJob, Verb
+from kvoffload.tiers.fs.options import FsTierConfig
+from kvoffload.tiers.fs.tier import FsTier, WallClock
+
+OURS, PEER, LIMIT = "kvoffload FsTier", "vLLM FileSystemTierManager", "fio"
+PLAIN_LIMIT = "plain pwritev/preadv, 16 threads"
+SIZES = {"256 KiB": 256 << 10, "512 KiB": 512 << 10, "2 MiB": 2 << 20, "8 MiB": 8 << 20}
+SHAPES = {"stream": (32 << 20, 8), "one": (128 << 20, 1)}
+"""Name → (bytes of a job, jobs in flight)."""
+THREADS = 16
+ROUNDS = 5
+PAUSE_S = 1e-4
+
+
+class Contender(Protocol):
+    """Something that stores and loads jobs of chunks."""
+
+    def submit(self, verb: Verb, job_id: int, rows: Sequence[int]) -> None: ...
+
+    def poll(self) -> int:
+        """How many jobs have ended well since the last call."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Ours:
+    def __init__(self, root: Path, buffer: memoryview, size: int, keys: Sequence[OffloadKey]) -> None:
+        fields = {"layout_family": "direct", "layout_version": 1, "model": "benchmark", "chunk": size}
+        namespace = Namespace("benchmark", json.dumps(fields, sort_keys=True, separators=(",", ":")))
+        config = FsTierConfig(root_dir=str(root), max_bytes=1 << 40, min_free_bytes=0, threads=THREADS)
+        self._tier = FsTier(config, namespace, (size,), clock=MonotonicClock(), wall_clock=WallClock())
+        self._rows = [TierEntry(key, buffer[i * size : (i + 1) * size]) for i, key in enumerate(keys)]
+
+    def submit(self, verb: Verb, job_id: int, rows: Sequence[int]) -> None:
+        assert self._tier.submit(TierJob(job_id, verb, tuple(self._rows[i] for i in rows)))
+
+    def poll(self) -> int:
+        reports = self._tier.poll()
+        assert all(set(report.outcomes.values()) == {Outcome.DONE} for report in reports), reports
+        return len(reports)
+
+    def close(self) -> None:
+        self._tier.shutdown()
+
+
+class Peer:
+    def __init__(self, root: Path, buffer: memoryview, size: int, keys: Sequence[OffloadKey]) -> None:
+        import numpy as np
+        from vllm.v1.kv_offload.base import ReqContext
+        from vllm.v1.kv_offload.tiering.base import TransferJob
+        from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
+
+        group = SimpleNamespace(tokens_per_block=16, layer_names=("layer",))
+        parallel = SimpleNamespace(
+            tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, rank=0, is_parallelism_agnostic=False
+        )
+        config = SimpleNamespace(
+            groups=(group,),
+            parallel=parallel,
+            canonical_layout=False,
+            replicated_layout=False,
+            model=SimpleNamespace(name="benchmark", dtype="bfloat16"),
+            cache=SimpleNamespace(tokens_per_hash=16),
+        )
+        spec: Any = SimpleNamespace(config=config, blocks_per_chunk=1)
+        view = buffer[: len(keys) * size].cast("B", (len(keys), size))
+        self._tier = FileSystemTierManager(spec, view, "fs", str(root))
+        self._keys, self._array, self._job = keys, np.array, TransferJob
+        self._context = ReqContext(req_id="benchmark")
+
+    def submit(self, verb: Verb, job_id: int, rows: Sequence[int]) -> None:
+        is_load = verb is Verb.LOAD
+        job = self._job(job_id, [self._keys[i] for i in rows], self._array(rows), is_load, self._context)
+        (self._tier.submit_load if is_load else self._tier.submit_store)(job)
+
+    def poll(self) -> int:
+        results = list(self._tier.get_finished_jobs())
+        assert all(result.success for result in results), results
+        return len(results)
+
+    def close(self) -> None:
+        self._tier.shutdown()
+
+
+def run_jobs(contender: Contender, verb: Verb, count: int, size: int, shape: str) -> float:
+    """GB/s of storing or loading `count` chunks."""
+    job_bytes, in_flight = SHAPES[shape]
+    per_job = max(1, job_bytes // size)
+    jobs = iter([range(first, min(first + per_job, count)) for first in range(0, count, per_job)])
+    running, numbers = 0, itertools.count(1)
+    started = time.perf_counter()
+    while True:
+        while running < in_flight and (rows := next(jobs, None)) is not None:
+            contender.submit(verb, next(numbers), rows)
+            running += 1
+        running -= contender.poll()
+        if running == 0:
+            break
+        time.sleep(PAUSE_S)
+    return count * size / (time.perf_counter() - started) / 1e9
+
+
+def run_contender(
+    make: Callable[..., Contender], base: Path, buffer: memoryview, size: int, shapes: Sequence[str]
+) -> dict[str, float]:
+    """GB/s of every case of one chunk size, in fresh directories."""
+    count = len(buffer) // size
+    values = {}
+    for shape in shapes:
+        keys = [make_offload_key(hashlib.sha256(b"%d" % i).digest(), 0) for i in range(count)]
+        with scratch(base) as root:
+            contender = make(root, buffer, size, keys)
+            for verb in (Verb.STORE, Verb.LOAD):
+                values[f"{verb.value} {shape}"] = run_jobs(contender, verb, count, size, shape)
+            contender.close()
+    return values
+
+
+def run_fio(base: Path, total: int, size: int, shapes: Sequence[str]) -> dict[str, float]:
+    """GB/s that fio gets, counted for every shape."""
+    values = {}
+    with scratch(base) as root:
+        for verb, mode in ((Verb.STORE, "write"), (Verb.LOAD, "read")):
+            command = [
+                "fio", "--name=limit", f"--directory={root}", f"--rw={mode}", f"--bs={size}", f"--filesize={size}",
+                f"--nrfiles={max(1, total // size // THREADS)}", f"--numjobs={THREADS}", "--direct=1", "--ioengine=psync",
+                "--openfiles=1", "--file_service_type=sequential", "--thread", "--group_reporting", "--create_on_open=1",
+                "--fallocate=none", "--output-format=json",
+            ]  # fmt: skip
+            done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+            text = done.stdout[done.stdout.index("{") :]
+            rate = json.loads(text)["jobs"][0][mode]["bw_bytes"] / 1e9
+            values.update({f"{verb.value} {shape}": rate for shape in shapes})
+    return values
+
+
+def run_plain(base: Path, buffer: memoryview, size: int, shapes: Sequence[str]) -> dict[str, float]:
+    """GB/s of a plain loop, counted for every shape: the limit where there is no fio."""
+    count = len(buffer) // size
+    values = {}
+    with scratch(base) as root:
+        for verb in (Verb.STORE, Verb.LOAD):
+            flags = os.O_DIRECT | (os.O_CREAT | os.O_WRONLY if verb is Verb.STORE else os.O_RDONLY)
+            call = os.pwritev if verb is Verb.STORE else os.preadv
+            numbers = iter(range(count))
+
+            def work(flags: int = flags, call: Any = call, numbers: Iterator[int] = numbers) -> None:
+                for i in numbers:
+                    fd = os.open(root / str(i), flags, 0o644)
+                    call(fd, [buffer[i * size : (i + 1) * size]], 0)
+                    os.close(fd)
+
+            threads = [threading.Thread(target=work) for _ in range(THREADS)]
+            started = time.perf_counter()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            rate = count * size / (time.perf_counter() - started) / 1e9
+            values.update({f"{verb.value} {shape}": rate for shape in shapes})
+    return values
+
+
+class scratch:  # noqa: N801  (used like a function)
+    """A directory that is gone afterwards, the disk's work for that included."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+
+    def __enter__(self) -> Path:
+        self._path = Path(tempfile.mkdtemp(dir=self._base))
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._path)
+        # Else the next contender pays for the deletion of this one's files.
+        os.sync()
+        time.sleep(0.3)
+
+
+def measure_checksum(buffer: memoryview, size: int) -> dict[str, float]:
+    """GB/s of the checksum alone, on one thread."""
+    count = min(256, len(buffer) // size)
+    started = time.perf_counter()
+    for i in range(count):
+        checksum(buffer[i * size : (i + 1) * size])
+    return {"checksum": count * size / (time.perf_counter() - started) / 1e9}
+
+
+def measure(base: Path, buffer: memoryview, name: str) -> list[common.Row]:
+    """All rows of one chunk size."""
+    size, shapes = SIZES[name], tuple(SHAPES)
+    has_fio = shutil.which("fio") is not None
+    limit = LIMIT if has_fio else PLAIN_LIMIT
+    runs: dict[str, Callable[[], dict[str, float]]] = {
+        OURS: lambda: run_contender(Ours, base, buffer, size, shapes) | measure_checksum(buffer, size),
+        limit: (lambda: run_fio(base, len(buffer), size, shapes))
+        if has_fio
+        else (lambda: run_plain(base, buffer, size, shapes)),
+    }
+    peer = None
+    try:
+        import vllm.v1.kv_offload.tiering.fs.manager  # noqa: F401
+    except ImportError:
+        pass
+    else:
+        peer = PEER
+        runs[PEER] = lambda: run_contender(Peer, base, buffer, size, shapes)
+    values: dict[str, dict[str, list[float]]] = {contender: {} for contender in runs}
+    order = list(runs)
+    for number in range(ROUNDS):
+        turned = order[number % len(order) :] + order[: number % len(order)]
+        print(f"{name}, round {number + 1} of {ROUNDS}", file=sys.stderr)
+        for contender, cases in common.interleave(1, {c: runs[c] for c in turned}).items():
+            for case, found in cases.items():
+                values[contender].setdefault(case, []).extend(found)
+    cases = [f"{verb.value} {shape}" for shape in shapes for verb in (Verb.STORE, Verb.LOAD)]
+    renamed = {
+        contender: {f"{case} {name}": found for case, found in by_case.items()}
+        for contender, by_case in values.items()
+    }
+    return [common.row(f"{case} {name}", "GB/s", renamed, (OURS, peer, limit)) for case in (*cases, "checksum")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, nothing else on stdout")
+    parser.add_argument("--quick", action="store_true", help="256 MiB a run instead of 1 GiB")
+    parser.add_argument("--dir", default=tempfile.gettempdir(), help="where to write (default: %(default)s)")
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
+    arguments = parser.parse_args()
+    total = (256 if arguments.quick else 1024) << 20
+    buffer = memoryview(mmap.mmap(-1, total))
+    for offset in range(0, total, 1 << 20):
+        buffer[offset : offset + (1 << 20)] = os.urandom(4096) * 256
+    base = Path(tempfile.mkdtemp(prefix="fs-tier-", dir=arguments.dir))
+    try:
+        rows = [row for name in arguments.sizes for row in measure(base, buffer, name)]
+    finally:
+        shutil.rmtree(base)
+    common.emit(rows, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

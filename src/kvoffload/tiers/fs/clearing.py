@@ -1,0 +1,62 @@
+"""Deletes all chunks of one namespace, in threads of its own. Nothing that is not a chunk is touched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from kvoffload.tiers.fs.directory import GONE, walk_namespace
+from kvoffload.tiers.fs.share import UsageShare
+from kvoffload.tiers.fs.upkeep import Surroundings
+
+
+class Clearing:
+    """One pass of deletion.
+
+    Args:
+        around: Disk and names.
+        share: Is told what was freed.
+        ended: Called by the thread at the end.
+    """
+
+    def __init__(self, around: Surroundings, share: UsageShare, ended: Callable[[], None]) -> None:
+        self._around = around
+        self._share = share
+        self._call_ended = ended
+        self._left = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvoffload-fs-clear", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end; returns whether it ended and everything is gone."""
+        return self._ended.wait(timeout_s) and self._left == 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over."""
+        return self._ended.is_set()
+
+    def _run(self) -> None:
+        try:
+            for leaf in walk_namespace(self._around.disk, self._around.place.directory, self._note):
+                directory = f"{self._around.place.directory}/{leaf.path}"
+                for file in leaf.chunks:
+                    self._delete(f"{directory}/{file.name}", file.size_bytes)
+        finally:
+            self._call_ended()
+            self._ended.set()
+
+    def _delete(self, path: str, size_bytes: int) -> None:
+        counts = self._share.counts
+        try:
+            self._around.disk.unlink(path)
+        except OSError as error:
+            if error.errno not in GONE:
+                self._note(path, error)
+            return
+        self._share.freed(size_bytes, counts)
+
+    def _note(self, _path: str, error: OSError) -> None:
+        self._left += 1
+        self._around.counters.add_error("clear", error)

@@ -1,0 +1,96 @@
+"""Opening a store's directory: make it, check whose it is, find out whether O_DIRECT works. May block; raises plainly."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from contextlib import suppress
+
+from kvoffload.errors import ConfigError
+from kvoffload.layout.chunk_format import ALIGNMENT_BYTES
+from kvoffload.tiers.fs.directory import GONE
+from kvoffload.tiers.fs.disk import DiskIO
+from kvoffload.tiers.fs.namespace_file import check_namespace, read_namespace, write_namespace
+from kvoffload.tiers.fs.options import DirectIo, FsTierConfig
+from kvoffload.tiers.fs.place import StorePlace
+
+
+def open_directory(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> bool:
+    """Make a store's directory usable; returns whether its files can be read and written past the page cache.
+
+    Raises:
+        ConfigError: it cannot be made or written, belongs to another configuration, or O_DIRECT was asked for and does
+            not work.
+    """
+    try:
+        if config.read_only:
+            return _open_to_read(disk, place, config)
+        for path in (*_parents(place.directory), place.directory):
+            with suppress(FileExistsError):
+                disk.mkdir(path)
+        found = read_namespace(disk, place.directory)
+        check_namespace(found, place.namespace, place.directory)
+        if found is None:
+            write_namespace(disk, place.directory, place.namespace, place.next_temp_name())
+        if config.direct_io is DirectIo.OFF:
+            return False
+        works = _probe_direct(disk, place)
+    except OSError as error:
+        raise ConfigError(
+            f"fs tier: root_dir={config.root_dir!r} cannot be used: {error.strerror} ({error.filename or place.directory}); "
+            "give a directory that this user may write, or read_only=true"
+        ) from error
+    if config.direct_io is DirectIo.ON and not works:
+        raise ConfigError(
+            f"fs tier: direct_io='on', but the file system of {config.root_dir!r} refuses O_DIRECT; "
+            "give another root_dir, or direct_io='auto'"
+        )
+    return works
+
+
+def _open_to_read(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> bool:
+    try:
+        disk.lstat(place.root)
+    except OSError as error:
+        if error.errno in GONE:
+            raise ConfigError(
+                f"fs tier: root_dir={config.root_dir!r} does not exist, and with read_only it is not made"
+            ) from error
+        raise
+    check_namespace(read_namespace(disk, place.directory), place.namespace, place.directory)
+    # Nothing may be written to find out; each file falls back by itself.
+    return config.direct_io is not DirectIo.OFF
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.strip("/").split("/")
+    return ["/" + "/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _probe_direct(disk: DiskIO, place: StorePlace) -> bool:
+    path = f"{place.directory}/{place.next_temp_name()}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT
+    try:
+        fd = disk.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            # Some file systems make the file and refuse the flag.
+            with suppress(OSError):
+                disk.unlink(path)
+            return False
+        raise
+    try:
+        page = memoryview(mmap.mmap(-1, ALIGNMENT_BYTES))
+        disk.write_from(fd, [page])
+        return disk.read_into(fd, [page]) == ALIGNMENT_BYTES
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            # A full disk says nothing about O_DIRECT; each file falls back by itself.
+            return True
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    finally:
+        disk.close(fd)
+        disk.unlink(path)

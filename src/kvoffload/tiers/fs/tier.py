@@ -1,0 +1,244 @@
+"""`FsTier`: a directory as a secondary tier. The facade: it puts the parts together and implements the contract.
+
+scheduler's thread                        threads of the tier
+lookup ──> ChunkIndex (memory) ─────────> Prober: one lstat per unknown key
+submit ──> JobExecutor ─────────────────> Operations: ChunkReader, ChunkWriter
+                                             └─ Room: UsageShare (cap), FreeSpace, Evictor
+poll   <── reports                        Upkeep: walks, times of use, signs of life
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from kvoffload.clock import Clock, MonotonicClock
+from kvoffload.config.units import format_bytes
+from kvoffload.keys.fingerprint import Namespace
+from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.policies.base import EvictionPolicy
+from kvoffload.policies.factory import EVICTION_POLICIES
+from kvoffload.tiers.base import StoredChunk, Tier, TierContext, TierJob, TierReport, TierStats
+from kvoffload.tiers.fs.chunk_writer import ChunkWriter
+from kvoffload.tiers.fs.clearing import Clearing
+from kvoffload.tiers.fs.counters import Counters
+from kvoffload.tiers.fs.directory import SHARED_DIRECTORY, USAGE_FILE, key_of_chunk_name, walk_namespace
+from kvoffload.tiers.fs.disk import DiskIO
+from kvoffload.tiers.fs.evictor import Evictor
+from kvoffload.tiers.fs.executor import ExecutorLimits, JobExecutor, Ticket
+from kvoffload.tiers.fs.finder import ChunkFinder
+from kvoffload.tiers.fs.index import SHARDS, ChunkIndex
+from kvoffload.tiers.fs.opening import open_directory
+from kvoffload.tiers.fs.operations import Epoch, Operations, Writing
+from kvoffload.tiers.fs.options import FsTierConfig
+from kvoffload.tiers.fs.place import BadFiles, StorePlace
+from kvoffload.tiers.fs.prober import Prober
+from kvoffload.tiers.fs.reader import ChunkReader
+from kvoffload.tiers.fs.room import FreeSpace, Room
+from kvoffload.tiers.fs.share import UsageShare
+from kvoffload.tiers.fs.upkeep import Surroundings, Upkeep, UpkeepOptions
+from kvoffload.tiers.fs.usage import UsageFile
+from kvoffload.tiers.fs.walker import Walker
+from kvoffload.tiers.fs.writer import this_writer
+from kvoffload.types import LookupResult
+
+_CLEAR_PATIENCE_S = 2.0
+_UNBOUNDED_CHUNKS = 2**40
+_NANOSECONDS = 1_000_000_000
+
+
+class WallClock:
+    """The machine's calendar time."""
+
+    def now_s(self) -> float:
+        """Seconds since the epoch; may be set back."""
+        return time.time()
+
+
+class FsTier(Tier):
+    """A directory, local or shared, of self-describing, checksummed chunks under one cap.
+
+    Args:
+        config: Options.
+        namespace: What the engine's bytes mean.
+        payload_bytes: Bytes of a chunk, for every group.
+        clock: For intervals.
+        wall_clock: For times on the disk, in seconds since the epoch.
+        disk: The disk; tests inject faults here.
+
+    Raises:
+        ConfigError: the directory cannot be used as configured, or belongs to another configuration.
+    """
+
+    options_type: ClassVar[type[Any]] = FsTierConfig
+
+    def __init__(
+        self,
+        config: FsTierConfig,
+        namespace: Namespace,
+        payload_bytes: Sequence[int],
+        *,
+        clock: Clock,
+        wall_clock: Clock,
+        disk: DiskIO | None = None,
+    ) -> None:
+        self.name = config.name
+        self._config = config
+        disk = disk or DiskIO()
+        root = os.path.abspath(os.path.expanduser(config.root_dir))  # noqa: PTH100, PTH111  (lexical only)
+        place = StorePlace(root, namespace, payload_bytes, this_writer())
+        self._direct = open_directory(disk, place, config)
+        self._around = Surroundings(disk, place, Counters(), clock, wall_clock)
+        self._epoch = Epoch()
+        self._clearing: Clearing | None = None
+        self._is_shut_down = False
+        self._assemble()
+
+    @classmethod
+    def open(cls, options: FsTierConfig, context: TierContext) -> FsTier:
+        """See Tier."""
+        return cls(
+            options, context.namespace, context.row_bytes, clock=MonotonicClock(), wall_clock=WallClock()
+        )
+
+    def _assemble(self) -> None:
+        config, around = self._config, self._around
+        disk, place, counters = around.disk, around.place, around.counters
+        bad_files = BadFiles()
+        finder = ChunkFinder(disk, place, bad_files)
+        self._index = ChunkIndex(self._make_policy, place.file_bytes_of, around.clock, config.negative_ttl_s)
+        usage_file = UsageFile(
+            disk, f"{place.root}/{SHARED_DIRECTORY}/{USAGE_FILE}", place.writer.text, around.clock
+        )
+        self._share = UsageShare(usage_file, place.writer.text, config.max_bytes, around.wall_clock)
+        evictor = Evictor(disk, place, self._index, self._share, counters)
+        free_space = FreeSpace(disk, place.root, config.min_free_bytes, around.clock)
+        room = Room(config.max_bytes, free_space, self._share, evictor, counters)
+        self._reader = ChunkReader(
+            disk, place, bad_files, counters, direct=self._direct, may_remove=not config.read_only
+        )
+        writer = ChunkWriter(disk, place, finder, counters, config.durability, direct=self._direct)
+        operations = Operations(
+            around,
+            self._epoch,
+            self._index,
+            reader=self._reader,
+            share=self._share,
+            writing=None if config.read_only else Writing(finder, writer, room),
+        )
+        limits = ExecutorLimits(config.threads, config.max_pending_jobs, config.max_pending_bytes)
+        self._executor = JobExecutor(operations.run, around.clock, counters, limits, self.name)
+        self._prober = Prober(finder, self._index, counters, self.name)
+        walker = Walker(disk, place, self._index, share=self._share, evictor=evictor, counters=counters)
+        options = UpkeepOptions(config.touch_interval_s, config.scan_interval_s, config.read_only)
+        self._upkeep = Upkeep(around, options, self._index, walker=walker, share=self._share, room=room)
+        self._upkeep.start()
+
+    def _make_policy(self) -> EvictionPolicy:
+        place, cap = self._around.place, self._config.max_bytes
+        chunks = _UNBOUNDED_CHUNKS if cap is None else max(1, cap // place.smallest_file_bytes)
+        return EVICTION_POLICIES.resolve(self._config.eviction_policy)(max(1, chunks // SHARDS))
+
+    def lookup(self, keys: Sequence[OffloadKey]) -> list[LookupResult]:
+        """See Tier. Reads dictionaries only; what they do not know is found out by threads."""
+        if self._epoch.is_clearing or self._is_shut_down:
+            return [LookupResult.MISS] * len(keys)
+        answers, unknown = self._index.lookup(keys)
+        if unknown:
+            self._prober.ask(unknown)
+        return answers
+
+    def submit(self, job: TierJob) -> bool:
+        """See Tier."""
+        return self._executor.submit(job, Ticket(self._epoch.generation, self._around.wall_clock.now_s()))
+
+    def poll(self) -> list[TierReport]:
+        """See Tier."""
+        return self._executor.poll()
+
+    def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """See Tier. Deferred to the next eviction or upkeep."""
+        now_s = self._around.wall_clock.now_s()
+        self._index.use([(key, now_s) for key in keys])
+
+    def scan(self) -> Iterator[StoredChunk]:
+        """See Tier. What is on the disk now, whoever stored it."""
+        disk, place = self._around.disk, self._around.place
+
+        def note(_path: str, error: OSError) -> None:
+            self._around.counters.add_error("scan", error)
+
+        for leaf in walk_namespace(disk, place.directory, note):
+            for file in leaf.chunks:
+                key = key_of_chunk_name(file.name)
+                if key is not None:
+                    yield StoredChunk(key, file.size_bytes, file.mtime_ns / _NANOSECONDS)
+
+    def stats(self) -> TierStats:
+        """See Tier. `stored_*` is this namespace, as this process knows it; the capacity is the whole directory's."""
+        jobs, size_bytes = self._executor.pending()
+        return TierStats(
+            stored_chunks=self._index.count,
+            stored_bytes=self._index.size_bytes,
+            capacity_bytes=self._config.max_bytes,
+            queued_jobs=jobs,
+            queued_bytes=size_bytes,
+            counters=self._around.counters.snapshot(),
+        )
+
+    def describe(self) -> str:
+        """See Tier."""
+        config = self._config
+        cap = "no cap" if config.max_bytes is None else f"at most {format_bytes(config.max_bytes)}"
+        access = "O_DIRECT" if self._direct else "through the page cache"
+        mode = "read only" if config.read_only else f"durability {config.durability.value}"
+        return f"{self._around.place.directory}, {cap}, {access}, {mode}"
+
+    def clear(self) -> bool:
+        """See Tier. While files are being deleted, the tier is empty and takes nothing; waits 2 s at most."""
+        if self._config.read_only or self._is_shut_down:
+            return False
+        self._epoch.is_clearing = True
+        self._epoch.generation += 1
+        # Airtight against a store that becomes visible just now: its file says that it is older.
+        self._reader.not_before_ns = round(self._around.wall_clock.now_s() * _NANOSECONDS)
+        self._index.clear()
+        if self._clearing is None or self._clearing.has_ended:
+            self._clearing = Clearing(self._around, self._share, self._end_clearing)
+        return self._clearing.wait(_CLEAR_PATIENCE_S)
+
+    def _end_clearing(self) -> None:
+        self._index.clear()
+        self._epoch.is_clearing = False
+
+    def drain(self, timeout_s: float) -> bool:
+        """See Tier."""
+        return self._executor.drain(timeout_s)
+
+    def shutdown(self) -> None:
+        """See Tier. Bounded by `shutdown_timeout_s` even if a thread hangs in a system call."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        deadline_s = time.monotonic() + self._config.shutdown_timeout_s
+        self._executor.stop(self._config.shutdown_timeout_s)
+        for thread in (*self._prober.stop(), self._upkeep.stop(), *self._leave()):
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _leave(self) -> list[threading.Thread]:
+        """Give back what was promised, in a thread: the disk may hang."""
+        if self._config.read_only:
+            return []
+
+        def leave() -> None:
+            # If it cannot be told, the next walk finds out that this writer is dead.
+            with contextlib.suppress(OSError):
+                self._share.close()
+
+        thread = threading.Thread(target=leave, name="kvoffload-fs-leave", daemon=True)
+        thread.start()
+        return [thread]

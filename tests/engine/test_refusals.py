@@ -1,0 +1,249 @@
+"""What cannot be served safely is refused at the start, in one clear line that says how to mend it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from engine_process import EngineError, EngineSettings
+from shelf import BLOCKS, Shelf
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
+from vllm.v1.kv_cache_interface import (  # noqa: E402
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    MLAAttentionSpec,
+    SinkFullAttentionSpec,
+    SlidingWindowSpec,
+)
+
+from kvoffload.connectors.vllm.config import build_offloading_config  # noqa: E402
+from kvoffload.errors import ConfigError, KvError, UnsupportedModelError  # noqa: E402
+from kvoffload.spec.factory import OffloadingSpecFactory  # noqa: E402
+
+LAYERS = ["layer.0", "layer.1"]
+FULL = FullAttentionSpec(block_size=128, num_kv_heads=4, head_size=64, dtype=torch.float32)
+WINDOW = SlidingWindowSpec(block_size=128, num_kv_heads=4, head_size=64, dtype=torch.float32, sliding_window=256)
+NUM_BLOCKS = 10
+PAGE_BYTES = FULL.page_size_bytes
+
+
+def _cache(*specs: Any) -> KVCacheConfig:
+    groups = [KVCacheGroupSpec([f"{name}.{index}" for name in LAYERS], spec) for index, spec in enumerate(specs)]
+    tensor = KVCacheTensor(
+        size=len(LAYERS) * NUM_BLOCKS * PAGE_BYTES,
+        layers=groups[0].layer_names,
+        layer_stride=NUM_BLOCKS * PAGE_BYTES,
+        block_stride=PAGE_BYTES,
+    )
+    return KVCacheConfig(NUM_BLOCKS, [tensor], groups, kv_cache_layout="LBHNC")
+
+
+def _engine(tmp_path: Path, *, options: dict[str, Any] | None = None, **changes: Any) -> SimpleNamespace:
+    """What `build_offloading_config` reads of vLLM's configuration."""
+    parallel = SimpleNamespace(
+        rank=0,
+        world_size=1,
+        nnodes=1,
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        prefill_context_parallel_size=1,
+        decode_context_parallel_size=1,
+        data_parallel_index=0,
+        data_parallel_size=1,
+    )
+    cache = SimpleNamespace(
+        block_size=128,
+        cache_dtype="auto",
+        enable_prefix_caching=True,
+        prefix_caching_hash_algo="sha256",
+        kv_cache_layout="LBHNC",
+    )
+    for name, value in changes.items():
+        for part in (parallel, cache):
+            if hasattr(part, name):
+                setattr(part, name, value)
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(
+            kv_connector_extra_config={"cpu_bytes_to_use": "1GiB", **(options or {})}, engine_id="engine"
+        ),
+        parallel_config=parallel,
+        cache_config=cache,
+        model_config=SimpleNamespace(model=str(tmp_path), revision=None),
+        speculative_config=changes.get("speculative_config"),
+        kv_events_config=None,
+        use_v2_model_runner=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+
+
+def _refusal(engine: SimpleNamespace, cache: KVCacheConfig, kind: type[KvError] = UnsupportedModelError) -> str:
+    with pytest.raises(kind) as error:
+        OffloadingSpecFactory.create(build_offloading_config(engine, cache))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_plain_model_is_accepted(tmp_path: Path) -> None:
+    config = build_offloading_config(_engine(tmp_path), _cache(FULL))
+    (group,) = config.groups
+    assert group.tokens_per_block == 128
+    assert group.worker_kv_bytes_per_block == len(LAYERS) * PAGE_BYTES
+    assert group.layer_names == ("layer.0.0", "layer.1.0")
+    assert config.model.dtype.startswith("float32")
+    OffloadingSpecFactory.create(config).close()
+
+
+def test_latent_attention_is_accepted(tmp_path: Path) -> None:
+    latent = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+    assert build_offloading_config(_engine(tmp_path, block_size=16), _cache(latent)).groups[0].tokens_per_block == 16
+
+
+def test_several_groups_are_refused(tmp_path: Path) -> None:
+    text = _refusal(_engine(tmp_path), _cache(FULL, WINDOW))
+    assert "2 group(s)" in text
+    assert "FullAttentionSpec" in text
+    assert "SlidingWindowSpec" in text
+
+
+def test_sliding_windows_are_refused(tmp_path: Path) -> None:
+    assert "SlidingWindowSpec" in _refusal(_engine(tmp_path), _cache(WINDOW))
+
+
+def test_a_subclass_of_full_attention_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    # It may keep state elsewhere: its ancestry says nothing.
+    fields = {field.name: getattr(FULL, field.name) for field in dataclasses.fields(FullAttentionSpec)}
+    assert "SinkFullAttentionSpec" in _refusal(_engine(tmp_path), _cache(SinkFullAttentionSpec(**fields, sink_len=4)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size", "nnodes"],
+)
+def test_parallel_layouts_that_are_not_served_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    text = _refusal(_engine(tmp_path, **{name: 2}), _cache(FULL))
+    assert f"{name}=2" in text
+    assert f"{name}=1" in text
+
+
+def test_draft_models_with_kv_of_their_own_are_refused(tmp_path: Path) -> None:
+    speculative = SimpleNamespace(method="eagle3", use_eagle=lambda: True)
+    text = _refusal(_engine(tmp_path, speculative_config=speculative), _cache(FULL))
+    assert "eagle3" in text
+    assert "ngram" in text
+
+
+def test_a_hash_with_a_random_seed_is_refused(tmp_path: Path) -> None:
+    text = _refusal(_engine(tmp_path, prefix_caching_hash_algo="xxhash"), _cache(FULL), ConfigError)
+    assert "xxhash" in text
+    assert "--prefix-caching-hash-algo sha256" in text
+
+
+def test_a_seed_that_is_not_declared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    text = _refusal(_engine(tmp_path), _cache(FULL), ConfigError)
+    assert "hash_seed='7'" in text
+    config = build_offloading_config(_engine(tmp_path, options={"hash_seed": "7"}), _cache(FULL))
+    assert config.cache.hash_seed != build_seedless(tmp_path, monkeypatch)
+
+
+def build_seedless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv("PYTHONHASHSEED")
+    return build_offloading_config(_engine(tmp_path), _cache(FULL)).cache.hash_seed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cpu_bytes_to_use": "-1"}, ["cpu_bytes_to_use", "'-1'"]),
+        ({"cpu_bytes_to_use": 0}, ["needed", "available", "cpu_bytes_to_use"]),
+        ({"cpu_bytes_to_use": 4096}, ["needed", "available", "raise cpu_bytes_to_use"]),
+        ({"cpu_byte_to_use": 1}, ["unknown option 'cpu_byte_to_use'", "did you mean 'cpu_bytes_to_use'"]),
+        ({"block_size": 100}, ["block_size=100", "128", "blocks_per_chunk"]),
+        ({"block_size": 128, "blocks_per_chunk": 2}, ["exclude each other"]),
+        ({"eviction_policy": "newest"}, ["unknown eviction policy 'newest'", "lru"]),
+        ({"spec_name": "NoSpec"}, ["unknown spec 'NoSpec'", "CPUOffloadingSpec"]),
+        ({"spec_name": "FaultySpec", "spec_module_path": "no.such.module"}, ["no.such.module", "cannot be loaded"]),
+    ],
+    ids=str,
+)
+def test_options_that_are_not_valid_are_refused_with_what_is(
+    tmp_path: Path, options: dict[str, Any], words: list[str]
+) -> None:
+    text = _refusal(_engine(tmp_path, options=options), _cache(FULL), KvError)
+    assert all(word in text for word in words), text
+
+
+# -- real starts ---------------------------------------------------------------------------------------------------
+
+
+def _start_refused(shelf: Shelf, label: str, settings: EngineSettings) -> tuple[str, float]:
+    """The connector's line in the log of an engine that must not start, and the seconds from the connector's
+    beginning to the engine's end."""
+    engine = shelf.engine(settings, label)
+    try:
+        with pytest.raises(EngineError):
+            engine.start()
+        ended = time.monotonic()
+        assert not engine.alive
+    finally:
+        engine.stop()
+    assert ended
+    return engine.log(), ended
+
+
+def _assert_one_line(log: str, *words: str) -> None:
+    lines = [line for line in log.splitlines() if "kvoffload.errors." in line and all(word in line for word in words)]
+    assert lines, f"no line with {words}:\n" + "\n".join(log.splitlines()[-60:])
+
+
+def _settings(shelf: Shelf, *, model: str = "llama", tp: int = 1, env: dict | None = None, **options: Any) -> EngineSettings:
+    arguments = options.pop("engine_args", {})
+    return EngineSettings(
+        model=shelf.model(model),
+        blocks=BLOCKS,
+        tp=tp,
+        mode="serve",
+        kvoffload={"cpu_bytes_to_use": "64MiB", **options},
+        engine_args=arguments,
+        env=env or {},
+    )
+
+
+def test_a_real_start_with_a_random_hash_seed_is_refused(shelf: Shelf) -> None:
+    settings = _settings(shelf, engine_args={"prefix_caching_hash_algo": "xxhash"})
+    log, _ = _start_refused(shelf, "xxhash", settings)
+    _assert_one_line(log, "ConfigError", "xxhash", "--prefix-caching-hash-algo sha256")
+
+
+def test_a_real_start_with_less_than_one_row_is_refused(shelf: Shelf) -> None:
+    log, _ = _start_refused(shelf, "one-row", _settings(shelf, cpu_bytes_to_use=1000))
+    _assert_one_line(log, "RegionSizeError", "needed", "available 1000 bytes", "raise cpu_bytes_to_use to at least")
+
+
+def test_a_real_start_with_more_than_the_machine_has_is_refused_on_all_workers(shelf: Shelf) -> None:
+    log, _ = _start_refused(shelf, "too-big", _settings(shelf, tp=2, cpu_bytes_to_use="900TiB"))
+    for rank in (0, 1):
+        own = "\n".join(line for line in log.splitlines() if f"Worker_TP{rank}" in line)
+        _assert_one_line(own, "RegionSizeError", "needed", "available", "cpu_bytes_to_use")
+
+
+def test_a_real_start_of_a_hybrid_model_is_refused(shelf: Shelf) -> None:
+    log, _ = _start_refused(shelf, "hybrid", _settings(shelf, model="gemma3"))
+    _assert_one_line(log, "UnsupportedModelError", "3 group(s)", "SlidingWindowSpec", "start without the connector")
+
+
+def test_a_real_start_with_a_seed_that_is_not_declared_is_refused(shelf: Shelf) -> None:
+    log, _ = _start_refused(shelf, "seed", _settings(shelf, env={"PYTHONHASHSEED": "0"}))
+    _assert_one_line(log, "ConfigError", "PYTHONHASHSEED='0'", "hash_seed='0'")
