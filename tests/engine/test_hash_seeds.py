@@ -44,7 +44,7 @@ print("ANSWERS" + json.dumps(answers))
 SECURE = ("sha256", "sha256_cbor")
 FAST = ("xxhash", "xxhash_cbor")
 ALGORITHMS = (*SECURE, *FAST)
-SEEDS = (None, None, "0", "1", "1", "random", "random")
+SEEDS = (None, None, "0", "1", "random", "random")
 """Each interpreter's PYTHONHASHSEED; None: not set."""
 DECLARED = (None, "0", "1", "random")
 
@@ -123,16 +123,15 @@ def test_a_declared_seed_that_is_not_the_one_in_force_is_refused(answers, algori
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_declared_seed_gives_equal_keys_in_fresh_interpreters(answers, algorithm: str) -> None:
-    for pair, declared in (((3, 4), "1"), ((5, 6), "random")):
-        one, two = (answers[index][algorithm, declared] for index in pair)
-        assert one.keys, one
-        assert one == two
+    one, two = (answers[index][algorithm, "random"] for index in (4, 5))
+    assert one.keys, one
+    assert one == two
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_keys_are_equal_exactly_where_identities_are(answers, algorithm: str) -> None:
     served = [answer for found in answers for (name, _), answer in found.items() if name == algorithm and answer.keys]
-    assert len(served) >= 5
+    assert len(served) >= 4
     for one in served:
         for two in served:
             assert (one.identity == two.identity) == (one.keys == two.keys), (one, two)

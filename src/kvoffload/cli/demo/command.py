@@ -24,7 +24,7 @@ def demo(
     ] = "1GiB",
     start_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long the engine may take to start.")
-    ] = 300.0,
+    ] = 600.0,
     rounds: Annotated[
         int, typer.Option(min=2, help="How often every prompt is sent; the first time is the cold one.")
     ] = 3,

@@ -23,9 +23,9 @@ _COLUMNS = (
 )
 _OURS = ("from\nkvoffload", "warm\nTTFT")
 _CAPTION = (
-    "warm: evicted from the engine's device cache, back from kvoffload; device: still in the device cache; cold: computed.\n"
-    "TTFT: seconds to first token, median of the rounds. Tokens: of the evicted prompt, in its worst round.\n"
-    "same words: all answers to the prompt, cold and warm, are equal word for word."
+    "cold: computed. device: still in the device cache. warm: back from kvoffload.\n"
+    "TTFT: seconds to first token, median of rounds. Tokens: of the worst round.\n"
+    "same words: all answers to a prompt, cold and warm, equal word for word.\n"
 )
 
 
