@@ -134,6 +134,9 @@ def test_a_signal_unwinds_the_demo(number):
 def test_the_quote_of_a_log_has_the_first_error_and_the_end():
     log = "start\nTypeError: the cause\n" + "noise\n" * 20 + "ended\n\n"
     assert telling_lines(log) == ["TypeError: the cause", *["noise"] * 5, "ended"]
+    marked = "(EngineCore pid=7) ERROR 11-29 16:36:08 [core.py:1] torch.OutOfMemoryError: the cause"
+    assert telling_lines(f"{marked}\n" + "noise\n" * 20)[0] == marked
+    assert telling_lines("WARNING may cause `OSError: x`\n" + "noise\n" * 20) == ["noise"] * 6
     assert telling_lines("only\n") == ["only"]
     assert telling_lines("") == []
 

@@ -29,7 +29,7 @@ class ServeCommand(TyperCommand):
 def serve(
     model: Annotated[str, typer.Argument(help="Name or directory of the model, as vLLM takes it.")],
     engine_options: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- VLLM OPTIONS]", help="Passed on as they are.")
+        list[str] | None, typer.Argument(metavar="-- VLLM OPTIONS", help="Passed on as they are.")
     ] = None,
     *,
     cpu_bytes: Annotated[

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from kvoffload.clock import Clock
 from kvoffload.config.options import TierOptions
 from kvoffload.config.parse import WHERE
@@ -64,7 +66,14 @@ class TieringOffloadingSpec(CPUOffloadingSpec):
     def _open_lane(self, options: TierOptions, context: TierContext) -> TierLane:
         tier = open_tier(options, context)
         self._tiers.append(tier)
-        return TierLane(tier, options.lane, self._row)
+        # What waits for a tier keeps its place in the host: all lanes together never hold more than half of it.
+        share = self._plan.total_bytes // (4 * len(self.config.options.secondary_tiers))
+        lane = dataclasses.replace(
+            options.lane,
+            max_queued_bytes=min(options.lane.max_queued_bytes, share),
+            max_store_bytes_in_flight=min(options.lane.max_store_bytes_in_flight, share),
+        )
+        return TierLane(tier, lane, self._row)
 
     def _row(self, group: int, slot: SlotId) -> memoryview:
         assert self._region is not None

@@ -19,7 +19,11 @@ _POLL_S = 0.25
 _KILL_S = 5.0
 _DYING_S = 5.0
 _LAST_LINES = 6
-_TELLING = re.compile(r"\b\w*(Error|Exception)\b: \S|kvoffload: error:")
+_LINE_CHARS = 240
+# An error at the beginning of a line, behind the engine's own marks at most; not the mention of one in a warning.
+_TELLING = re.compile(
+    r"^(\([^)]*\) )?(ERROR \S+ \S+ \[[^\]]*\] )?[\w.]*(Error|Exception): \S|kvoffload: error:"
+)
 
 
 class EngineFailedError(KvError):
@@ -37,7 +41,7 @@ class EngineProcess:
     """
 
     def __init__(
-        self, argv: Sequence[str], environment: Mapping[str, str], log_path: Path, grace_s: float = 20.0
+        self, argv: Sequence[str], environment: Mapping[str, str], log_path: Path, grace_s: float = 10.0
     ) -> None:
         self._argv = list(argv)
         self._grace_s = grace_s
@@ -115,7 +119,7 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
 
 def telling_lines(log: str) -> list[str]:
     """The lines of a log that most likely say what went wrong: the first error, and the end."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line.strip()[:_LINE_CHARS] for line in log.splitlines() if line.strip()]
     first_error = [line for line in lines if _TELLING.search(line)][:1]
     end = lines[-_LAST_LINES:]
     return [line for line in first_error if line not in end] + end

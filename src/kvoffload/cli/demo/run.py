@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,13 +49,24 @@ def run_demo(setting: DemoSetting, progress: Progress) -> bool:
     client = Client(port)
     command = serve_command(serve_arguments(model, port, setting.cpu_bytes))
     log_path = setting.out_dir / "engine.log"
-    with closing(EngineProcess(command, engine_environment(os.environ), log_path)) as engine:
-        engine.start()
+    engine = EngineProcess(command, engine_environment(os.environ), log_path)
+    with _running(engine, progress):
         with progress.stage("Starting the engine"):
             engine.wait_ready(client, setting.start_timeout_s)
         facts = {**_facts(setting, model), "vllm": client.version()}
         results = _measure(engine, client, progress, setting.rounds)
     return _show(results, facts, setting.out_dir, progress)
+
+
+@contextmanager
+def _running(engine: EngineProcess, progress: Progress) -> Iterator[None]:
+    with closing(engine):
+        engine.start()
+        try:
+            yield
+        except BaseException:
+            progress.say("Stopping the engine …")
+            raise
 
 
 def serve_arguments(model: DemoModel, port: int, cpu_bytes: str) -> list[str]:

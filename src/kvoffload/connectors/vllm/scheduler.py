@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from vllm.v1.request import RequestStatus
 
 from kvoffload.clock import MonotonicClock
@@ -15,11 +16,11 @@ from kvoffload.connectors.vllm.guard import guarded
 from kvoffload.connectors.vllm.params import RequestLimits, parse_limits
 from kvoffload.manager.request import RequestInfo
 from kvoffload.manager.step import ScheduledRequest, StepInput
-from kvoffload.messages import StepMessage, WorkerReport
+from kvoffload.messages import NO_SLOT, CopyJob, GroupCopies, StepMessage, WorkerReport
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
 from kvoffload.spec.base import OffloadingSpec
-from kvoffload.types import BlockId, RequestId
+from kvoffload.types import BlockId, Direction, JobId, RequestId
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,12 @@ class ConnectorScheduler:
         self.broken = False
         self.recorder = Recorder()
         self._manager = spec.make_manager(self.recorder, MonotonicClock())
-        self._group_ids = tuple(group.group_id for group in config.groups)
+        self._groups = config.groups
+        self._failing_ids = 0
         # Tokens that the device had when a request was last matched: its load begins there.
         self._computed: dict[RequestId, int] = {}
+        # Loads that vLLM has been promised and no message has carried yet, as jobs that fail.
+        self._promised: list[CopyJob] = []
         self._warned_params = False
 
     @guarded(lambda: None)
@@ -68,15 +72,20 @@ class ConnectorScheduler:
         self._computed[request.request_id] = num_computed_tokens
         return self._manager.match(request.request_id, num_computed_tokens)
 
-    @guarded(lambda: None)
     def allocated(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """The request got its blocks."""
-        self._manager.allocated(
-            request.request_id,
-            self._select(blocks.get_block_ids()),
-            self._computed.pop(request.request_id, 0),
-            num_external_tokens,
-        )
+        """The request got its blocks. From now on vLLM waits for its load, if there is one."""
+        block_ids = self._select(blocks.get_block_ids())
+        computed = self._computed.pop(request.request_id, 0)
+        if num_external_tokens > 0:
+            tokens = range(computed, computed + num_external_tokens)
+            self._promised.append(self._failing_load(request.request_id, block_ids, tokens))
+        self._allocated(request.request_id, block_ids, computed, num_external_tokens)
+
+    @guarded(lambda: None)
+    def _allocated(
+        self, req_id: RequestId, block_ids: Sequence[Sequence[BlockId]], computed: int, load_tokens: int
+    ) -> None:
+        self._manager.allocated(req_id, block_ids, computed, load_tokens)
 
     @guarded(lambda: None)
     def finish_request(self, request: Any) -> None:
@@ -84,9 +93,17 @@ class ConnectorScheduler:
         self._computed.pop(request.request_id, None)
         self._manager.finish_request(request.request_id, _valid_tokens(request))
 
-    @guarded(StepMessage)
     def step(self, output: Any) -> StepMessage:
         """What the workers have to do in the step that vLLM has just scheduled."""
+        message = self._step(output)
+        promised, self._promised = self._promised, []
+        if self.broken and promised:
+            # vLLM waits for these loads, whatever happened to us: let the workers report them as failed.
+            return StepMessage(loads=tuple(promised))
+        return message
+
+    @guarded(StepMessage)
+    def _step(self, output: Any) -> StepMessage:
         copies: Iterable[Any] = output.kv_cache_block_copies or ()
         return self._manager.step(
             StepInput(
@@ -154,8 +171,20 @@ class ConnectorScheduler:
             )
         return scheduled
 
+    def _failing_load(
+        self, req_id: RequestId, block_ids: Sequence[Sequence[BlockId]], tokens: range
+    ) -> CopyJob:
+        parts = []
+        for index, (group, blocks) in enumerate(zip(self._groups, block_ids, strict=True)):
+            span = group.tokens_per_block
+            wanted = np.array(blocks[tokens.start // span : -(-tokens.stop // span)], dtype=np.int64)
+            nowhere = np.full_like(wanted, NO_SLOT)
+            parts.append(GroupCopies(index, wanted, nowhere, np.zeros_like(wanted)))
+        self._failing_ids += 1
+        return CopyJob(JobId(-self._failing_ids), req_id, Direction.LOAD, tuple(parts))
+
     def _select(self, block_ids: Sequence[Sequence[int]]) -> tuple[Sequence[BlockId], ...]:
-        return tuple(block_ids[group_id] for group_id in self._group_ids)  # type: ignore[misc]
+        return tuple(block_ids[group.group_id] for group in self._groups)  # type: ignore[misc]
 
     def _limits(self, request: Any) -> RequestLimits:
         if request.resumable:

@@ -8,7 +8,7 @@ from enum import Enum
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
-from kvoffload.tiers.fs.place import BadFiles, StorePlace
+from kvoffload.tiers.fs.place import StorePlace
 
 
 class Presence(Enum):
@@ -36,13 +36,11 @@ class ChunkFinder:
     Args:
         disk: The disk.
         place: Names and lengths.
-        bad_files: Files that look right and are not.
     """
 
-    def __init__(self, disk: DiskIO, place: StorePlace, bad_files: BadFiles) -> None:
+    def __init__(self, disk: DiskIO, place: StorePlace) -> None:
         self._disk = disk
         self._place = place
-        self._bad_files = bad_files
 
     def find(self, key: OffloadKey) -> Found:
         """What stands where the chunk shall be stored. Raises OSError."""
@@ -54,6 +52,6 @@ class ChunkFinder:
             raise
         if not is_plain_file(found):
             return Found(Presence.BLOCKED)
-        if found.st_size != self._place.file_bytes_of(key) or self._bad_files.has(key, found):
+        if found.st_size != self._place.file_bytes_of(key) or self._place.bad_files.has(key, found):
             return Found(Presence.ABSENT, found.st_size)
         return Found(Presence.PRESENT, found.st_size, found.st_mtime_ns)

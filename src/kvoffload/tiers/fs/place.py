@@ -17,6 +17,33 @@ from kvoffload.tiers.fs.writer import WriterId
 _MAX_BAD_FILES = 10_000
 
 
+class BadFiles:
+    """Files that were found unusable and could not, or must not, be removed: they count as not there.
+
+    A file is told apart by inode and time of change, so that a good one in its place is used. Bounded; what is
+    forgotten is found out again by its checksum.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._marks: OrderedDict[OffloadKey, tuple[int, int]] = OrderedDict()
+
+    def add(self, key: OffloadKey, found: os.stat_result) -> None:
+        """Remember a file."""
+        with self._lock:
+            self._marks[key] = (found.st_ino, found.st_ctime_ns)
+            if len(self._marks) > _MAX_BAD_FILES:
+                self._marks.popitem(last=False)
+
+    def has(self, key: OffloadKey, found: os.stat_result) -> bool:
+        """Whether this very file was remembered."""
+        return self._marks.get(key) == (found.st_ino, found.st_ctime_ns)
+
+    def has_any(self, key: OffloadKey) -> bool:
+        """Whether some file of this key was."""
+        return key in self._marks
+
+
 class StorePlace:
     """The names and lengths of one namespace in one root.
 
@@ -37,6 +64,7 @@ class StorePlace:
         self.identity = identity_of(namespace)
         self.directory = f"{root}/{namespace.directory_name}"
         self.mapper = FileMapper(namespace)
+        self.bad_files = BadFiles()
         self._payload_bytes = tuple(payload_bytes)
         self._file_bytes = tuple(map(file_bytes, payload_bytes))
         self._temp_number = 0
@@ -68,26 +96,3 @@ class StorePlace:
         with self._lock:
             self._temp_number += 1
             return self.writer.temp_name(self._temp_number)
-
-
-class BadFiles:
-    """Files that were found unusable and could not, or must not, be removed: they count as not there.
-
-    A file is told apart by inode and time of change, so that a good one in its place is used. Bounded; what is
-    forgotten is found out again by its checksum.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._marks: OrderedDict[OffloadKey, tuple[int, int]] = OrderedDict()
-
-    def add(self, key: OffloadKey, found: os.stat_result) -> None:
-        """Remember a file."""
-        with self._lock:
-            self._marks[key] = (found.st_ino, found.st_ctime_ns)
-            if len(self._marks) > _MAX_BAD_FILES:
-                self._marks.popitem(last=False)
-
-    def has(self, key: OffloadKey, found: os.stat_result) -> bool:
-        """Whether this very file was remembered."""
-        return self._marks.get(key) == (found.st_ino, found.st_ctime_ns)

@@ -23,7 +23,7 @@ from kvoffload.tiers.base import Outcome
 from kvoffload.tiers.fs.counters import Counters
 from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
-from kvoffload.tiers.fs.place import BadFiles, StorePlace
+from kvoffload.tiers.fs.place import StorePlace
 
 _FOREIGN = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 """Opening something that is no plain file: a link, a socket, a directory."""
@@ -55,7 +55,6 @@ class ChunkReader:
     Args:
         disk: The disk.
         place: Names and lengths.
-        bad_files: Where unusable files are remembered.
         counters: What is noteworthy.
         direct: Whether to bypass the page cache.
         may_remove: Whether a damaged file is removed.
@@ -65,7 +64,6 @@ class ChunkReader:
         self,
         disk: DiskIO,
         place: StorePlace,
-        bad_files: BadFiles,
         counters: Counters,
         *,
         direct: bool,
@@ -73,7 +71,6 @@ class ChunkReader:
     ) -> None:
         self._disk = disk
         self._place = place
-        self._bad_files = bad_files
         self._counters = counters
         self._flags = os.O_RDONLY | (os.O_DIRECT if direct else 0)
         self._may_remove = may_remove
@@ -155,7 +152,7 @@ class ChunkReader:
     def _damaged(self, key: OffloadKey, path: str, found: os.stat_result, damage: Damage | Void) -> LoadEnd:
         if damage is Damage.UNKNOWN_VERSION:
             self._counters.add("unknown_versions")
-            self._bad_files.add(key, found)
+            self._place.bad_files.add(key, found)
             return LoadEnd(Outcome.MISSING)
         if isinstance(damage, Void):
             self._counters.add("void_loads")
@@ -165,7 +162,7 @@ class ChunkReader:
         self._counters.add(f"corrupt_{damage.value}")
         if self._may_remove and self._remove_if_same(path, found):
             return LoadEnd(Outcome.CORRUPT, found.st_size)
-        self._bad_files.add(key, found)
+        self._place.bad_files.add(key, found)
         return LoadEnd(Outcome.CORRUPT)
 
     def _remove_if_same(self, path: str, found: os.stat_result) -> bool:

@@ -35,7 +35,7 @@ from kvoffload.tiers.fs.index import SHARDS, ChunkIndex
 from kvoffload.tiers.fs.opening import open_directory
 from kvoffload.tiers.fs.operations import Epoch, Operations, Writing
 from kvoffload.tiers.fs.options import FsTierConfig
-from kvoffload.tiers.fs.place import BadFiles, StorePlace
+from kvoffload.tiers.fs.place import StorePlace
 from kvoffload.tiers.fs.prober import Prober
 from kvoffload.tiers.fs.reader import ChunkReader
 from kvoffload.tiers.fs.room import FreeSpace, Room
@@ -108,8 +108,7 @@ class FsTier(Tier):
     def _assemble(self) -> None:
         config, around = self._config, self._around
         disk, place, counters = around.disk, around.place, around.counters
-        bad_files = BadFiles()
-        finder = ChunkFinder(disk, place, bad_files)
+        finder = ChunkFinder(disk, place)
         self._index = ChunkIndex(self._make_policy, place.file_bytes_of, around.clock, config.negative_ttl_s)
         usage_file = UsageFile(
             disk, f"{place.root}/{SHARED_DIRECTORY}/{USAGE_FILE}", place.writer.text, around.clock
@@ -119,7 +118,7 @@ class FsTier(Tier):
         free_space = FreeSpace(disk, place.root, config.min_free_bytes, around.clock)
         room = Room(config.max_bytes, free_space, self._share, evictor, counters)
         self._reader = ChunkReader(
-            disk, place, bad_files, counters, direct=self._direct, may_remove=not config.read_only
+            disk, place, counters, direct=self._direct, may_remove=not config.read_only
         )
         writer = ChunkWriter(disk, place, finder, counters, config.durability, direct=self._direct)
         operations = Operations(

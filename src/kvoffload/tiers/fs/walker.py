@@ -154,7 +154,7 @@ class Walker:
             for file in leaf.chunks:
                 key = key_of_chunk_name(file.name)
                 assert key is not None, file
-                if self._place.has_group_of(key) and file.size_bytes == self._place.file_bytes_of(key):
+                if self._is_usable(key, file):
                     shards[key[0]][key] = file.mtime_ns / _NANOSECONDS
                 else:
                     # Damaged, or of a version or shape that this engine cannot use: it can only be evicted.
@@ -163,6 +163,16 @@ class Walker:
         # The last one, and those that have no directory.
         for number in list(shards):
             self._hand_over(number, shards, is_whole=walk.errors == errors)
+
+    def _is_usable(self, key: OffloadKey, file: FoundFile) -> bool:
+        if not self._place.has_group_of(key) or file.size_bytes != self._place.file_bytes_of(key):
+            return False
+        if not self._place.bad_files.has_any(key):
+            return True
+        try:
+            return not self._place.bad_files.has(key, self._disk.lstat(self._place.path_of(key)))
+        except OSError:
+            return False
 
     def _hand_over(self, number: int, shards: dict[int, dict[OffloadKey, float]], *, is_whole: bool) -> None:
         self._index.found(number, shards.pop(number), is_whole=is_whole)
