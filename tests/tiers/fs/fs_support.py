@@ -66,11 +66,13 @@ class FaultyDisk(DiskIO):
 
     @contextmanager
     def fault(self, name: str, error: int | Callable[..., None], match: str = "") -> Iterator[None]:
-        """Make a call fail with an errno (only for paths that contain `match`), or do something else."""
+        """Make a call fail with an errno (only for files whose path contains `match`), or do something else."""
 
         def fail(*arguments: object) -> None:
             assert isinstance(error, int)
-            if not match or any(match in str(argument) for argument in arguments):
+            target = arguments[0]
+            path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else str(target)
+            if match in path:
                 raise OSError(error, os.strerror(error))
 
         self.faults[name] = fail if isinstance(error, int) else error

@@ -127,6 +127,16 @@ class UsageMachine(RuleBasedStateMachine):
     def somebody_else_deletes(self, data: st.DataObject) -> None:
         self.files.remove(data.draw(st.sampled_from(self.files)))
 
+    @precondition(lambda self: self.files)
+    @rule(data=st.data(), w=st.integers(0, 2), other=st.integers(0, 2))
+    def evict_around_a_walk(self, data: st.DataObject, w: int, other: int) -> None:
+        self.evict(data, w)
+        self.walk_to_the_end(other)
+        writer = self.writers[w]
+        while writer.freeing:
+            writer.share.freed(*writer.freeing.pop())
+        writer.share.show()
+
     @rule(w=st.integers(0, 2), seconds=st.floats(0, 100))
     def show(self, w: int, seconds: float) -> None:
         self.clock.advance(seconds)

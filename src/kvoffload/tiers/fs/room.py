@@ -42,12 +42,12 @@ class FreeSpace:
         self._room_bytes = 0
         self._asked_s: float | None = None
 
-    def missing_bytes(self, need_bytes: int) -> int:
-        """How much must be deleted before `need_bytes` fit; 0 if they fit. Raises OSError."""
+    def missing_bytes(self, need_bytes: int, *, anew: bool = False) -> int:
+        """How much must be deleted before `need_bytes` fit; 0 if they fit. `anew`: ask in any case. Raises OSError."""
         now_s = self._clock.now_s()
         with self._lock:
             is_fresh = self._asked_s is not None and now_s - self._asked_s < _ANSWER_AGE_S
-        if not is_fresh:
+        if anew or not is_fresh:
             found = self._disk.statvfs(self._root)
             block = found.f_frsize or found.f_bsize
             kept = self._min_free_bytes
@@ -126,6 +126,9 @@ class Room:
     def _has_free_space(self, need_bytes: int, is_kept: IsKept) -> bool:
         try:
             missing = self._free_space.missing_bytes(need_bytes)
+            if missing:
+                # Reckoning errs on the safe side.
+                missing = self._free_space.missing_bytes(need_bytes, anew=True)
             if missing:
                 self._wait_for_walk()
                 self._free_space.changed(self._evictor.evict(missing, is_kept))
