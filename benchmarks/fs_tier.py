@@ -54,16 +54,19 @@ PAUSE_S = 1e-4
 class Contender(Protocol):
     """Something that stores and loads jobs of chunks."""
 
-    def submit(self, verb: Verb, job_id: int, rows: Sequence[int]) -> None: ...
+    def submit(self, verb: Verb, job_id: int, rows: Sequence[int]) -> None:
+        """Begin a job of these rows."""
 
     def poll(self) -> int:
-        """How many jobs have ended well since the last call."""
-        ...
+        """How many jobs have ended since the last call; asserts that they ended well."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End it."""
 
 
 class Ours:
+    """Our tier."""
+
     def __init__(self, root: Path, buffer: memoryview, size: int, keys: Sequence[OffloadKey]) -> None:
         fields = {"layout_family": "direct", "layout_version": 1, "model": "benchmark", "chunk": size}
         namespace = Namespace("benchmark", json.dumps(fields, sort_keys=True, separators=(",", ":")))
@@ -72,18 +75,23 @@ class Ours:
         self._rows = [TierEntry(key, buffer[i * size : (i + 1) * size]) for i, key in enumerate(keys)]
 
     def submit(self, verb: Verb, job_id: int, rows: Sequence[int]) -> None:
+        """See Contender."""
         assert self._tier.submit(TierJob(job_id, verb, tuple(self._rows[i] for i in rows)))
 
     def poll(self) -> int:
+        """See Contender."""
         reports = self._tier.poll()
         assert all(set(report.outcomes.values()) == {Outcome.DONE} for report in reports), reports
         return len(reports)
 
     def close(self) -> None:
+        """See Contender."""
         self._tier.shutdown()
 
 
 class Peer:
+    """The tier of the installed vLLM."""
+
     def __init__(self, root: Path, buffer: memoryview, size: int, keys: Sequence[OffloadKey]) -> None:
         import numpy as np
         from vllm.v1.kv_offload.base import ReqContext
@@ -109,16 +117,19 @@ class Peer:
         self._context = ReqContext(req_id="benchmark")
 
     def submit(self, verb: Verb, job_id: int, rows: Sequence[int]) -> None:
+        """See Contender."""
         is_load = verb is Verb.LOAD
         job = self._job(job_id, [self._keys[i] for i in rows], self._array(rows), is_load, self._context)
         (self._tier.submit_load if is_load else self._tier.submit_store)(job)
 
     def poll(self) -> int:
+        """See Contender."""
         results = list(self._tier.get_finished_jobs())
         assert all(result.success for result in results), results
         return len(results)
 
     def close(self) -> None:
+        """See Contender."""
         self._tier.shutdown()
 
 
@@ -259,7 +270,9 @@ def measure(base: Path, buffer: memoryview, name: str) -> list[common.Row]:
         contender: {f"{case} {name}": found for case, found in by_case.items()}
         for contender, by_case in values.items()
     }
-    return [common.row(f"{case} {name}", "GB/s", renamed, (OURS, peer, limit)) for case in (*cases, "checksum")]
+    return [
+        common.row(f"{case} {name}", "GB/s", renamed, (OURS, peer, limit)) for case in (*cases, "checksum")
+    ]
 
 
 def main() -> None:

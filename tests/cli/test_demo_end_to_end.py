@@ -35,7 +35,7 @@ def test_the_picture_is_the_same_for_the_same_figures(tmp_path):
     from kvoffload.cli.demo.sources import TokenSources
 
     sample = Sample(Reply("text", 1.0, 2.0, 2000, 24, 1920), TokenSources(80, 0, 1920))
-    results = [Measurement(name, sample, (sample,), (sample,)) for name in ("one", "two")]
+    results = [Measurement(name, sample, (sample,), (sample, sample)) for name in ("one", "two")]
     pictures = []
     for name in ("a.svg", "b.svg"):
         draw(results, "subtitle", tmp_path / name)

@@ -11,6 +11,7 @@ Started by `engine_process.py` as `python engine_main.py FD SETTINGS_JSON`; ever
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -41,26 +42,24 @@ def main() -> None:
             answer = ("ok", getattr(backend, name)(**arguments))
         except BaseException:
             answer = ("error", traceback.format_exc())
-        try:
+        with contextlib.suppress(BrokenPipeError):
             connection.send(answer)
-        except BrokenPipeError:
-            pass
         if name == "stop":
             return
 
 
 def _engine_args(settings: dict[str, Any]) -> dict[str, Any]:
-    arguments = dict(
-        model=settings["model"],
-        dtype=settings["dtype"],
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        seed=0,
-        max_logprobs=20,
-        disable_log_stats=False,
+    arguments = {
+        "model": settings["model"],
+        "dtype": settings["dtype"],
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "seed": 0,
+        "max_logprobs": 20,
+        "disable_log_stats": False,
         # As a server has it: even a single worker is a process of its own.
-        distributed_executor_backend="mp",
-    )
+        "distributed_executor_backend": "mp",
+    }
     if settings.get("kv_transfer_config"):
         from vllm.config import KVTransferConfig
 
@@ -72,7 +71,9 @@ def _sampling(request: dict[str, Any]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    options = {key: value for key, value in request.items() if key not in {"id", "prompt", "kv_transfer_params"}}
+    options = {
+        key: value for key, value in request.items() if key not in {"id", "prompt", "kv_transfer_params"}
+    }
     if "kv_transfer_params" in request:
         options["extra_args"] = {"kv_transfer_params": request["kv_transfer_params"]}
     return SamplingParams(
@@ -88,14 +89,14 @@ def _plain_logprobs(items: Any) -> list[dict[int, float]] | None:
 
 def _plain(request_id: str, output: Any) -> dict[str, Any]:
     (completion,) = output.outputs
-    return dict(
-        id=request_id,
-        tokens=list(completion.token_ids),
-        logprobs=_plain_logprobs(completion.logprobs),
-        prompt_logprobs=_plain_logprobs(output.prompt_logprobs),
-        cached_tokens=output.num_cached_tokens or 0,
-        finish_reason=completion.finish_reason,
-    )
+    return {
+        "id": request_id,
+        "tokens": list(completion.token_ids),
+        "logprobs": _plain_logprobs(completion.logprobs),
+        "prompt_logprobs": _plain_logprobs(output.prompt_logprobs),
+        "cached_tokens": output.num_cached_tokens or 0,
+        "finish_reason": completion.finish_reason,
+    }
 
 
 def _metrics() -> dict[str, float]:
@@ -175,39 +176,40 @@ class StepBackend:
 
     def facts(self) -> dict[str, Any]:
         config = self._engine.vllm_config
-        return dict(
-            async_scheduling=bool(config.scheduler_config.async_scheduling),
-            scheduler=type(self._scheduler).__name__,
-            connector=f"{type(self._scheduler.connector).__module__}.{type(self._scheduler.connector).__name__}",
-            num_blocks=self._scheduler.kv_cache_config.num_blocks,
-            groups=[
-                type(group.kv_cache_spec).__name__ for group in self._scheduler.kv_cache_config.kv_cache_groups
+        return {
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+            "scheduler": type(self._scheduler).__name__,
+            "connector": f"{type(self._scheduler.connector).__module__}.{type(self._scheduler.connector).__name__}",
+            "num_blocks": self._scheduler.kv_cache_config.num_blocks,
+            "groups": [
+                type(group.kv_cache_spec).__name__
+                for group in self._scheduler.kv_cache_config.kv_cache_groups
             ],
-        )
+        }
 
     def state(self) -> dict[str, Any]:
         """What the scheduler and our manager hold; raises AssertionError if an invariant of the manager is broken."""
         scheduler = self._scheduler
-        state = dict(
-            unfinished=list(self._unfinished),
-            free_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-            running=len(scheduler.running),
-            requests=len(scheduler.requests),
-            statuses=sorted(request.status.name for request in scheduler.requests.values()),
-        )
+        state = {
+            "unfinished": list(self._unfinished),
+            "free_blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            "running": len(scheduler.running),
+            "requests": len(scheduler.requests),
+            "statuses": sorted(request.status.name for request in scheduler.requests.values()),
+        }
         side = getattr(scheduler.connector, "_scheduler", None)
         if side is not None:
             manager = side._manager
             manager.check()
             jobs = list(manager._ledger)
-            state |= dict(
-                broken=side.broken,
-                loads=sum(job.direction.value == "load" for job in jobs),
-                stores=sum(job.direction.value == "store" for job in jobs),
-                pinned=sum(tier.pinned_count for tier in manager._tiers),
-                resident=sum(tier.ready_count for tier in manager._tiers),
-                known_requests=len(manager._requests) + len(side._computed),
-            )
+            state |= {
+                "broken": side.broken,
+                "loads": sum(job.direction.value == "load" for job in jobs),
+                "stores": sum(job.direction.value == "store" for job in jobs),
+                "pinned": sum(tier.pinned_count for tier in manager._tiers),
+                "resident": sum(tier.ready_count for tier in manager._tiers),
+                "known_requests": len(manager._requests) + len(side._computed),
+            }
         return state
 
     def stop(self) -> None:
@@ -236,7 +238,7 @@ class ServeBackend:
         for request_id in ids:
             self._running.pop(request_id).cancel()
 
-    def collect(self, deadline_s: float, until_idle: bool = True) -> list[dict[str, Any]]:  # noqa: ARG002
+    def collect(self, deadline_s: float, until_idle: bool = True) -> list[dict[str, Any]]:
         running, self._running = self._running, {}
         end = time.monotonic() + deadline_s
         return [future.result(timeout=max(0.1, end - time.monotonic())) for future in running.values()]

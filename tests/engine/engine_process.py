@@ -163,7 +163,12 @@ class Engine:
     # -- commands ------------------------------------------------------------------------------------------------
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, one_by_one: bool = True, deadline_s: float = DEADLINE_S, **options: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        one_by_one: bool = True,
+        deadline_s: float = DEADLINE_S,
+        **options: Any,
     ) -> list[Output]:
         """Run prompts, each alone in the engine or all at once; outputs in the order of the prompts.
 
@@ -173,10 +178,18 @@ class Engine:
             ids = self.submit(prompts, **options)
             found = {output.id: output for output in self.collect(deadline_s)}
             return [found[request_id] for request_id in ids]
-        return [self.generate([prompt], one_by_one=False, deadline_s=deadline_s, **options)[0] for prompt in prompts]
+        return [
+            self.generate([prompt], one_by_one=False, deadline_s=deadline_s, **options)[0]
+            for prompt in prompts
+        ]
 
     def submit(
-        self, prompts: Sequence[Sequence[int]], *, max_tokens: int = 8, logprobs: int | None = 10, **options: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int = 8,
+        logprobs: int | None = 10,
+        **options: Any,
     ) -> list[str]:
         """Add requests (greedy, no early end); returns their ids."""
         requests = [
@@ -194,16 +207,16 @@ class Engine:
 
     def collect(self, deadline_s: float = DEADLINE_S, *, until_idle: bool = True) -> list[Output]:
         """Run until all requests are finished (and nothing is in flight any more); outputs since the last call."""
-        outputs = self._call(
-            "collect", wait_s=deadline_s + 10, deadline_s=deadline_s, until_idle=until_idle
-        )
+        outputs = self._call("collect", wait_s=deadline_s + 10, deadline_s=deadline_s, until_idle=until_idle)
         return [Output(**output) for output in outputs]
 
     def step(self, times: int = 1) -> None:
         """Engine steps, one after the other (mode "step")."""
         self._call("step", times=times)
 
-    def step_until(self, wanted: Callable[[dict[str, Any]], bool], what: str, limit: int = 2000) -> dict[str, Any]:
+    def step_until(
+        self, wanted: Callable[[dict[str, Any]], bool], what: str, limit: int = 2000
+    ) -> dict[str, Any]:
         """Step until the state is as wanted."""
         for _ in range(limit):
             state = self.state()

@@ -48,8 +48,8 @@ def _step_distance(a: dict[int, float], b: dict[int, float]) -> float:
         return 0.0
     low_a, low_b = min(a.values()), min(b.values())
     return max(
-        max(abs(value - b[token]) if token in b else max(0.0, value - low_b) for token, value in a.items()),
-        max(0.0 if token in a else max(0.0, value - low_a) for token, value in b.items()),
+        *(abs(value - b[token]) if token in b else max(0.0, value - low_b) for token, value in a.items()),
+        *(0.0 if token in a else max(0.0, value - low_a) for token, value in b.items()),
     )
 
 

@@ -86,9 +86,7 @@ class FaultySpec(CPUOffloadingSpec):
 class FaultyCopier(Copier):
     """Wraps another copier."""
 
-    def __init__(
-        self, inner: Copier, groups: Sequence[GroupPages], rank: int, options: FaultOptions
-    ) -> None:
+    def __init__(self, inner: Copier, groups: Sequence[GroupPages], rank: int, options: FaultOptions) -> None:
         self._inner = inner
         self._groups = groups
         self._rank = rank
@@ -140,9 +138,7 @@ class FaultyCopier(Copier):
 
 
 def _chosen(job: CopyJob, which: str) -> frozenset[tuple[int, int]]:
-    chunks = [
-        (part.group, slot) for part in job.parts for slot in dict.fromkeys(part.slots.tolist())
-    ]
+    chunks = [(part.group, slot) for part in job.parts for slot in dict.fromkeys(part.slots.tolist())]
     picked = {
         "none": [],
         "all": chunks,

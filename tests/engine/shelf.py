@@ -156,7 +156,8 @@ class Subject:
         self.blocks_per_chunk: int = extra.get("blocks_per_chunk", 1)
         self.tokens_per_chunk = self.model.tokens_per_block * self.blocks_per_chunk
         self.engine = Engine(
-            EngineSettings(model=self.model, blocks=blocks, kvoffload=extra, **settings), folder / "engine.log"
+            EngineSettings(model=self.model, blocks=blocks, kvoffload=extra, **settings),
+            folder / "engine.log",
         )
         self.tp = self.engine.settings.tp
         self._steps = self.engine.settings.mode == "step"

@@ -51,7 +51,9 @@ def test_abort_while_a_load_is_in_flight_keeps_its_blocks_until_it_ends(subject:
     state = subject.engine.state()
     # The copy still writes into these blocks: nobody else may have them, and its chunks must stay where they are.
     assert state["pinned"] == 8
-    assert state["free_blocks"] <= subject.usable_blocks - 8, "blocks were given back while a copy writes into them"
+    assert state["free_blocks"] <= subject.usable_blocks - 8, (
+        "blocks were given back while a copy writes into them"
+    )
 
     # Somebody else computes meanwhile, in other blocks.
     other = subject.engine.submit([OTHER])
@@ -120,7 +122,9 @@ def test_abort_while_running_frees_everything(subject: Subject) -> None:
 def test_abort_while_waiting_for_a_chunk_that_is_just_written(subject: Subject) -> None:
     subject.faults(store=Fault(hold=True))
     subject.engine.submit([PROMPT], max_tokens=2)
-    subject.engine.step_until(lambda now: now["stores"] == 1 and not now["unfinished"], "the first one done, storing")
+    subject.engine.step_until(
+        lambda now: now["stores"] == 1 and not now["unfinished"], "the first one done, storing"
+    )
     subject.evict_device()
     ids = subject.engine.submit([PROMPT])
     subject.engine.step(3)
@@ -140,7 +144,9 @@ def test_abort_while_waiting_for_a_chunk_that_is_just_written(subject: Subject) 
 def test_a_waiting_request_is_served_when_the_chunk_is_there(subject: Subject) -> None:
     subject.faults(store=Fault(delay_s=0.5))
     first = subject.engine.submit([PROMPT], max_tokens=1)
-    subject.engine.step_until(lambda now: now["stores"] == 1 and not now["unfinished"], "the first one done, storing")
+    subject.engine.step_until(
+        lambda now: now["stores"] == 1 and not now["unfinished"], "the first one done, storing"
+    )
     subject.evict_device()
     second = subject.engine.submit([PROMPT])
     outputs = {output.id: output for output in subject.engine.collect()}
@@ -153,7 +159,9 @@ def test_a_waiting_request_is_served_when_the_chunk_is_there(subject: Subject) -
 def test_a_chunk_that_is_not_written_in_time_is_a_miss(subject: Subject) -> None:
     subject.faults(store=Fault(hold=True))
     subject.engine.submit([PROMPT], max_tokens=1)
-    subject.engine.step_until(lambda now: now["stores"] == 1 and not now["unfinished"], "the first one done, storing")
+    subject.engine.step_until(
+        lambda now: now["stores"] == 1 and not now["unfinished"], "the first one done, storing"
+    )
     subject.evict_device()
     with subject.counting() as counted:
         # Its blocks are not those that the store reads: 9 of them were used, 20 are there.

@@ -31,7 +31,9 @@ def test_a_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         """The same name, other parameters."""
 
     monkeypatch.setattr(contract.KVConnectorBase_V1, "get_num_new_matched_tokens", other)
-    with pytest.raises(EngineContractError, match="get_num_new_matched_tokens.*should be.*num_computed_tokens"):
+    with pytest.raises(
+        EngineContractError, match="get_num_new_matched_tokens.*should be.*num_computed_tokens"
+    ):
         contract.check_contract()
 
 
@@ -49,7 +51,8 @@ def test_a_missing_field_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         scheduled_new_reqs: list
 
     fields = tuple(
-        (SchedulerOutput if kind is contract.SchedulerOutput else kind, names) for kind, names in contract._FIELDS
+        (SchedulerOutput if kind is contract.SchedulerOutput else kind, names)
+        for kind, names in contract._FIELDS
     )
     monkeypatch.setattr(contract, "_FIELDS", fields)
     with pytest.raises(EngineContractError, match="SchedulerOutput.preempted_req_ids is missing"):

@@ -130,7 +130,12 @@ def test_a_declared_seed_gives_equal_keys_in_fresh_interpreters(answers, algorit
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_keys_are_equal_exactly_where_identities_are(answers, algorithm: str) -> None:
-    served = [answer for found in answers for (name, _), answer in found.items() if name == algorithm and answer.keys]
+    served = [
+        answer
+        for found in answers
+        for (name, _), answer in found.items()
+        if name == algorithm and answer.keys
+    ]
     assert len(served) >= 4
     for one in served:
         for two in served:

@@ -114,6 +114,10 @@ def test_a_load_that_always_fails_never_stops_the_engine(subject: Subject) -> No
 
 @on("serve")
 def test_the_engines_default_for_failed_loads_is_pointed_out_at_start(subject: Subject) -> None:
-    lines = [line for line in subject.engine.log().splitlines() if "kv_load_failure_policy" in line and "WARNING" in line]
+    lines = [
+        line
+        for line in subject.engine.log().splitlines()
+        if "kv_load_failure_policy" in line and "WARNING" in line
+    ]
     assert len(lines) == 1
     assert "recompute" in lines[0]

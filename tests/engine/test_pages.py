@@ -21,7 +21,7 @@ def _numbered(count: int) -> torch.Tensor:
 def _bytes_of(tensor: torch.Tensor, block: int, parts: int = 1) -> np.ndarray:
     """The bytes of one block in the order in which they lie in memory, taken element by element from the tensor."""
     rows = tensor[block * parts : (block + 1) * parts]
-    order = sorted(range(rows.dim()), key=lambda axis: rows.stride(axis), reverse=True)
+    order = sorted(range(rows.dim()), key=rows.stride, reverse=True)
     return rows.permute(order).contiguous().view(torch.uint8).numpy().reshape(-1)
 
 
@@ -57,7 +57,11 @@ def test_separate_tensors_become_one_page_array_a_layer() -> None:
 
 
 def test_the_order_of_the_layers_is_the_groups_order() -> None:
-    caches = {"a": _numbered(384).view(SHAPE), "b": _numbered(384).neg().view(SHAPE), "of another group": None}
+    caches = {
+        "a": _numbered(384).view(SHAPE),
+        "b": _numbered(384).neg().view(SHAPE),
+        "of another group": None,
+    }
     pages = group_pages(caches, ("b", "a"), BLOCKS, 2 * PAGE_BYTES)
     _assert_pages(pages, [caches["b"], caches["a"]])
 
@@ -75,7 +79,9 @@ def test_block_outermost_layers_become_one_slab() -> None:
     (slab,) = group_pages(caches, tuple(caches), BLOCKS, 3 * PAGE_BYTES)
     assert slab.shape == (BLOCKS, 3 * PAGE_BYTES)
     for block in range(BLOCKS):
-        np.testing.assert_array_equal(slab[block], storage[block].contiguous().view(torch.uint8).numpy().reshape(-1))
+        np.testing.assert_array_equal(
+            slab[block], storage[block].contiguous().view(torch.uint8).numpy().reshape(-1)
+        )
 
 
 def test_a_slab_whose_layers_are_in_another_order_is_taken_layer_by_layer() -> None:
@@ -141,10 +147,18 @@ def test_latent_pages_with_a_single_head_are_dense() -> None:
 @pytest.mark.parametrize(
     ("tensor", "why"),
     [
-        pytest.param(_numbered(768).view(BLOCKS, HEADS, TOKENS, 16)[..., :8], "not dense", id="half of every token"),
-        pytest.param(_numbered(768).view(BLOCKS, HEADS, 8, CONTENT)[:, :, ::2], "not dense", id="every other token"),
-        pytest.param(_numbered(64).view(1, HEADS, TOKENS, CONTENT).expand(SHAPE), "overlap", id="all blocks are one"),
-        pytest.param(_numbered(8).expand(BLOCKS, HEADS, TOKENS, CONTENT), "not dense", id="all tokens are one"),
+        pytest.param(
+            _numbered(768).view(BLOCKS, HEADS, TOKENS, 16)[..., :8], "not dense", id="half of every token"
+        ),
+        pytest.param(
+            _numbered(768).view(BLOCKS, HEADS, 8, CONTENT)[:, :, ::2], "not dense", id="every other token"
+        ),
+        pytest.param(
+            _numbered(64).view(1, HEADS, TOKENS, CONTENT).expand(SHAPE), "overlap", id="all blocks are one"
+        ),
+        pytest.param(
+            _numbered(8).expand(BLOCKS, HEADS, TOKENS, CONTENT), "not dense", id="all tokens are one"
+        ),
         pytest.param(_numbered(448).view(7, HEADS, TOKENS, CONTENT), "not dense", id="blocks do not divide"),
         pytest.param(
             # [H, B, N, C]: head-outermost, a block's heads lie apart.

@@ -106,4 +106,6 @@ def test_negative_control_without_fences_wrong_kv_is_stored_and_seen(subject: Su
     subject.evict_device()
     (found,) = subject.engine.generate([PROMPT])
     assert found.cached_tokens == 1024
-    assert distance(found, subject.warm([PROMPT])[0]) > DAMAGED, "the tests of fences cannot see a missing fence"
+    assert distance(found, subject.warm([PROMPT])[0]) > DAMAGED, (
+        "the tests of fences cannot see a missing fence"
+    )

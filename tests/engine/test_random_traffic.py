@@ -33,7 +33,7 @@ class Traffic:
     def __init__(self, subject: Subject, seed: int) -> None:
         self._subject = subject
         self._engine = subject.engine
-        self._random = random.Random(seed)  # noqa: S311
+        self._random = random.Random(seed)
         self.submitted: dict[str, tuple[int, int]] = {}
         self._outstanding: list[str] = []
         self.aborted: set[str] = set()

@@ -25,7 +25,9 @@ def test_prompt_logprobs_are_computed_and_not_loaded(subject: Subject) -> None:
 
 
 @on("tp1", "serve")
-@pytest.mark.parametrize(("limit", "cached"), [(0, 0), (127, 0), (128, 128), (300, 256), (5000, 1024), (None, 1024)])
+@pytest.mark.parametrize(
+    ("limit", "cached"), [(0, 0), (127, 0), (128, 128), (300, 256), (5000, 1024), (None, 1024)]
+)
 def test_max_load_tokens_bounds_what_is_loaded(subject: Subject, limit: int | None, cached: int) -> None:
     subject.engine.generate([PROMPT])
     subject.evict_device()
@@ -48,7 +50,12 @@ def test_max_offload_tokens_bounds_what_is_stored(subject: Subject, limit: int, 
 @on("tp1", "serve")
 @pytest.mark.parametrize(
     "params",
-    [{"max_load_tokens": -1}, {"max_load_tokens": "many"}, {"max_offload_tokens": True}, {"max_offload_tokens": 1.5}],
+    [
+        {"max_load_tokens": -1},
+        {"max_load_tokens": "many"},
+        {"max_offload_tokens": True},
+        {"max_offload_tokens": 1.5},
+    ],
     ids=str,
 )
 def test_limits_that_are_not_valid_cost_the_cache_and_are_counted(subject: Subject, params: dict) -> None:

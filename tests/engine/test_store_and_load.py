@@ -18,7 +18,9 @@ ALL = ("tp1", "async", "small-steps", "no-device-cache", "serve", "tp2", "mla")
 def test_evicted_prompts_come_back_with_equal_outputs(subject: Subject) -> None:
     wanted = full_chunk_tokens(PROMPTS, subject.tokens_per_chunk)
     chunks = wanted // subject.tokens_per_chunk
-    assert sum(map(len, PROMPTS)) > subject.usable_blocks * subject.model.tokens_per_block, "nothing is evicted"
+    assert sum(map(len, PROMPTS)) > subject.usable_blocks * subject.model.tokens_per_block, (
+        "nothing is evicted"
+    )
     cold = subject.cold(PROMPTS)
 
     with subject.counting() as first:
@@ -101,7 +103,9 @@ def test_a_load_begins_in_the_middle_of_a_chunk_where_the_device_has_its_first_h
     assert counted["vllm:external_prefix_cache_hits"] == found.cached_tokens - shared
     assert counted["kvoffload_loaded_chunks"] == 3
     last = subject.journal("load")[-1]
-    assert len(last["blocks"]) == 5, "the first half of the chunk must not be written over what the device has"
+    assert len(last["blocks"]) == 5, (
+        "the first half of the chunk must not be written over what the device has"
+    )
     assert_equal_outputs([found], subject.cold([prompt]), SAME_MATHS)
 
 

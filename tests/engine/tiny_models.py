@@ -113,7 +113,7 @@ MAKERS: dict[str, Callable[[Path], TinyModel]] = {
 
 def random_tokens(seed: int, count: int) -> list[int]:
     """The same tokens for the same seed, on every machine."""
-    source = random.Random(seed)  # noqa: S311
+    source = random.Random(seed)
     return [source.randrange(10, VOCAB) for _ in range(count)]
 
 

@@ -120,7 +120,9 @@ CASES = [
         for name, offset in FIELDS.items()
     ),
     _bytes("a later version", lambda good: good[:8] + struct.pack("<I", 2) + good[12:], "missing"),
-    _bytes("a later version, shorter", lambda good: (good[:8] + struct.pack("<I", 9) + good[12:])[:64], "missing"),
+    _bytes(
+        "a later version, shorter", lambda good: (good[:8] + struct.pack("<I", 9) + good[12:])[:64], "missing"
+    ),
     _bytes("sealed: huge payload", _sealed(88, struct.pack("<QQ", 2**63, 2**63))),
     _bytes("sealed: largest payload", _sealed(88, struct.pack("<QQ", 2**64 - 1, 2**64 - 1))),
     _bytes("sealed: payload of nothing", _sealed(88, struct.pack("<QQ", 0, 0))),

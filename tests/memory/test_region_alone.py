@@ -250,7 +250,7 @@ def wait_for(condition) -> None:
 
 
 def test_population_touches_all_pages_and_changes_none(make_spec):
-    with SharedOffloadRegion.open(make_spec(rows=20_000), 0) as region:
+    with SharedOffloadRegion.open(make_spec(rows=9_000), 0) as region:
         region.array[::1000] = 5
         expected = region.array.copy()
         region.populate_in_background()

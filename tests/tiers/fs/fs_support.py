@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import hashlib
 import json
 import mmap
@@ -71,7 +70,7 @@ class FaultyDisk(DiskIO):
         def fail(*arguments: object) -> None:
             assert isinstance(error, int)
             target = arguments[0]
-            path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else str(target)
+            path = str(Path(f"/proc/self/fd/{target}").readlink()) if isinstance(target, int) else str(target)
             if match in path:
                 raise OSError(error, os.strerror(error))
 
@@ -127,7 +126,7 @@ class Store:
         self.directory = Path(self.tier._around.place.directory)
         self._jobs = 0
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -136,7 +135,9 @@ class Store:
     def path_of(self, key: OffloadKey) -> Path:
         return Path(self.tier._around.place.path_of(key))
 
-    def submit(self, verb: Verb, keys: Sequence[OffloadKey], rows: Sequence[memoryview] | None = None) -> int | None:
+    def submit(
+        self, verb: Verb, keys: Sequence[OffloadKey], rows: Sequence[memoryview] | None = None
+    ) -> int | None:
         self._jobs += 1
         if rows is None:
             rows = [memoryview(b"")] * len(keys)
@@ -189,7 +190,9 @@ class Store:
         """Walk now, in this thread."""
         self.wait_for_walk()
         upkeep = self.tier._upkeep
-        upkeep._walker.walk(upkeep._around.wall_clock.now_s(), lambda: None, counts=not upkeep._options.read_only)
+        upkeep._walker.walk(
+            upkeep._around.wall_clock.now_s(), lambda: None, counts=not upkeep._options.read_only
+        )
 
     def counters(self) -> dict[str, int]:
         return dict(self.tier.stats().counters)

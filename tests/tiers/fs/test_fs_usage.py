@@ -250,7 +250,9 @@ def test_a_lock_that_is_held_for_ever_costs_a_bounded_wait(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"garbage", b"0" * 32 + b"\n{}", b"\xff" * 5000])
-def test_a_damaged_record_begins_anew_and_promises_nothing_before_a_count(tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_record_begins_anew_and_promises_nothing_before_a_count(
+    tmp_path: Path, data: bytes
+) -> None:
     path = tmp_path / "store" / ".kvoffload" / "usage"
     path.parent.mkdir(parents=True)
     path.write_bytes(data)

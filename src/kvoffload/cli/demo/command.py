@@ -27,11 +27,11 @@ def demo(
     ] = 600.0,
     rounds: Annotated[
         int, typer.Option(min=2, help="How often every prompt is sent; the first time is the cold one.")
-    ] = 3,
+    ] = 4,
 ) -> None:
     """A real engine gets its evicted KV back: long prompts twice, measured, with a table and a picture.
 
-    Exit code 1 if an answer differs, or if a prompt of the second round got nothing from kvoffload.
+    Exit code 1 if an answer differs, or if an evicted prompt got nothing from kvoffload.
     """
     from kvoffload.cli.demo.progress import Progress, make_console  # noqa: PLC0415
     from kvoffload.cli.demo.run import DemoSetting, run_demo  # noqa: PLC0415

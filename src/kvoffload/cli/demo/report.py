@@ -24,7 +24,8 @@ _COLUMNS = (
 _OURS = ("from\nkvoffload", "warm\nTTFT")
 _CAPTION = (
     "cold: computed. device: still in the device cache. warm: back from kvoffload.\n"
-    "TTFT: seconds to first token, median of rounds. Tokens: of the worst round.\n"
+    "TTFT: seconds to first token. Times and ratios: medians of the rounds. Tokens:\n"
+    "of the worst round. warm / device: of two requests that follow each other.\n"
     "same words: all answers to a prompt, cold and warm, equal word for word.\n"
 )
 

@@ -39,7 +39,7 @@ class Measurement:
     warm: tuple[Sample, ...]
     """From round 2 on: evicted in between, so that kvoffload has to bring it back."""
     device: tuple[Sample, ...]
-    """Sent again at once, in every round: what the engine's own device cache gives."""
+    """Sent again at once, in every round from the first: what the engine's own device cache gives."""
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -78,8 +78,12 @@ class Measurement:
 
     @property
     def warm_to_device(self) -> float:
-        """Ratio of the times to first token."""
-        return self.warm_ttft_s / self.device_ttft_s
+        """Ratio of the times to first token: the median of the rounds' own ratios.
+
+        The two requests of a round follow each other at once, so whatever else the machine does slows down both.
+        """
+        pairs = zip(self.warm, self.device[1:], strict=True)
+        return median(warm.reply.ttft_s / device.reply.ttft_s for warm, device in pairs)
 
     @property
     def answers_equal(self) -> bool:

@@ -10,10 +10,10 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.layout.chunk_format import HEADER_BYTES, ChunkHeader, checksum, encode_header
 from kvoffload.tiers.fs.counters import Counters
 from kvoffload.tiers.fs.directory import DIRECTORY_BYTES, GONE
@@ -21,11 +21,12 @@ from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.finder import ChunkFinder, Presence
 from kvoffload.tiers.fs.namespace_file import write_namespace
 from kvoffload.tiers.fs.options import Durability
-from kvoffload.tiers.fs.place import StorePlace
+from kvoffload.tiers.fs.place import ChunkFile, StorePlace
 from kvoffload.tiers.fs.reader import HeaderPages
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_DIRECTORY_ATTEMPTS = 3
 _BLOCKED = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY})
 
 
@@ -33,6 +34,8 @@ class WriteEnd(Enum):
     """What became of writing a chunk."""
 
     DONE = "done"
+    THERE = "there"
+    """Another process has stored it meanwhile."""
     VOID = "void"
     """Cleared while it was being written: it does not come back."""
     NO_ROOM = "no_room"
@@ -47,6 +50,13 @@ class Written(NamedTuple):
     end: WriteEnd
     added_bytes: int
     """Bytes that are now on the disk and were not before: the file, a temporary file that stayed, directories."""
+
+
+@dataclass(slots=True)
+class _Made:
+    """Bytes of the directories that a store had to make, also if it failed after that."""
+
+    size_bytes: int = 0
 
 
 class ChunkWriter:
@@ -79,43 +89,44 @@ class ChunkWriter:
         self._flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if direct else 0)
         self._local = HeaderPages()
         self._known_leaves: set[str] = set()
+        """Directories that were there a while ago (65,536 at most)."""
 
-    def cost_bytes(self, key: OffloadKey) -> int:
-        """What storing a chunk can take at most, its directories included."""
-        leaf = _parent(self._place.path_of(key))
-        known = leaf in self._known_leaves
-        return self._place.file_bytes_of(key) + (0 if known else 2 * DIRECTORY_BYTES)
+    def cost_bytes(self, chunk: ChunkFile) -> int:
+        """What storing a chunk can take at most: the file, and the directories above it."""
+        return chunk.file_bytes + 2 * DIRECTORY_BYTES
 
     def store(
-        self, key: OffloadKey, row: memoryview, times_ns: tuple[int, int], is_void: Callable[[], bool]
+        self, chunk: ChunkFile, row: memoryview, times_ns: tuple[int, int], is_void: Callable[[], bool]
     ) -> Written:
         """Write a chunk and give it its name.
 
         Args:
-            key: Its key.
+            chunk: Which one, and where.
             row: Payload and padding; not mutated.
             times_ns: When it was created (in its header) and last used (the file's time), since the epoch.
             is_void: Asked just before and just after it becomes visible; True takes it away again.
         """
-        path = self._place.path_of(key)
-        leaf = _parent(path)
+        leaf = _parent(chunk.path)
         temp = f"{leaf}/{self._place.next_temp_name()}"
-        made = 0
+        made = _Made()
         try:
-            fd, made = self._open(temp, leaf)
-            self._fill(fd, key, row, times_ns)
+            fd = self._open(temp, leaf, made)
+            self._fill(fd, chunk, row, times_ns)
             if is_void():
-                return self._abandon(temp, key, WriteEnd.VOID, made)
-            self._publish(temp, path, key)
+                return self._abandon(temp, chunk, WriteEnd.VOID, made.size_bytes)
+            if self._finder.find(chunk).presence is Presence.PRESENT:
+                # Another process was faster. Taking its file's place would count the bytes twice until the next walk.
+                return self._abandon(temp, chunk, WriteEnd.THERE, made.size_bytes)
+            self._publish(temp, chunk)
         except OSError as error:
-            return self._abandon(temp, key, self._classify(error), made)
+            return self._abandon(temp, chunk, self._classify(error), made.size_bytes)
         end = WriteEnd.DONE
-        added = self._place.file_bytes_of(key) + made
+        added = chunk.file_bytes + made.size_bytes
         try:
             if is_void():
                 end = WriteEnd.VOID
-                self._disk.unlink(path)
-                added = made
+                self._disk.unlink(chunk.path)
+                added = made.size_bytes
             elif self._durability is Durability.FULL:
                 self._sync_directory(leaf)
         except OSError as error:
@@ -123,17 +134,17 @@ class ChunkWriter:
             end = end if end is WriteEnd.VOID else WriteEnd.FAILED
         return Written(end, added)
 
-    def _publish(self, temp: str, path: str, key: OffloadKey) -> None:
+    def _publish(self, temp: str, chunk: ChunkFile) -> None:
         try:
-            self._disk.rename(temp, path)
+            self._disk.rename(temp, chunk.path)
         except FileNotFoundError:
             # Over NFS a repeated request says so when the first one had worked and only its answer was lost.
-            if self._finder.find(key).presence is not Presence.PRESENT:
+            if self._finder.find(chunk).presence is not Presence.PRESENT:
                 raise
 
-    def _fill(self, fd: int, key: OffloadKey, row: memoryview, times_ns: tuple[int, int]) -> None:
+    def _fill(self, fd: int, chunk: ChunkFile, row: memoryview, times_ns: tuple[int, int]) -> None:
         try:
-            self._write(fd, key, row, times_ns[0])
+            self._write(fd, chunk, row, times_ns[0])
             self._disk.set_times(fd, times_ns[1])
             if self._durability is not Durability.NONE:
                 self._disk.fsync(fd)
@@ -144,14 +155,17 @@ class ChunkWriter:
         # Not in a `finally`: over NFS this is where a failed write is reported.
         self._disk.close(fd)
 
-    def _write(self, fd: int, key: OffloadKey, row: memoryview, created_ns: int) -> None:
-        payload_bytes = self._place.payload_bytes_of(key)
+    def _write(self, fd: int, chunk: ChunkFile, row: memoryview, created_ns: int) -> None:
         page = self._local.page
         header = ChunkHeader(
-            self._place.identity, key, payload_bytes, checksum(row[:payload_bytes]), created_ns
+            self._place.identity,
+            chunk.key,
+            chunk.payload_bytes,
+            checksum(row[: chunk.payload_bytes]),
+            created_ns,
         )
         encode_header(header, page)
-        buffers = [page, row[: self._place.file_bytes_of(key) - HEADER_BYTES]]
+        buffers = [page, row[: chunk.file_bytes - HEADER_BYTES]]
         try:
             self._disk.write_from(fd, buffers)
         except OSError as error:
@@ -162,20 +176,18 @@ class ChunkWriter:
             self._disk.without_direct(fd)
             self._disk.write_from(fd, buffers)
 
-    def _open(self, temp: str, leaf: str) -> tuple[int, int]:
-        """The temporary file, and the bytes of the directories that had to be made for it."""
-        made = 0
-        for attempt in (0, 1):
+    def _open(self, temp: str, leaf: str, made: _Made) -> int:
+        """The temporary file, and the directories that had to be made for it."""
+        for _ in range(_DIRECTORY_ATTEMPTS):
+            if leaf not in self._known_leaves:
+                self._make_directory(leaf, made)
+                self._known_leaves.add(leaf)
             try:
-                fd = self._create(temp)
-                break
+                return self._create(temp)
             except FileNotFoundError:
-                # The first chunk of this directory, or somebody removed it under us.
-                if attempt:
-                    raise
-                made = self._make_directory(leaf)
-        self._known_leaves.add(leaf)
-        return fd, made
+                # Somebody has removed it: evictions remove empty ones.
+                self._known_leaves.discard(leaf)
+        return self._create(temp)
 
     def _create(self, temp: str) -> int:
         try:
@@ -186,22 +198,24 @@ class ChunkWriter:
         self._counters.add("direct_io_fallbacks")
         return self._disk.open(temp, self._flags & ~os.O_DIRECT)
 
-    def _make_directory(self, path: str) -> int:
-        """Make a directory and those above it; returns the bytes of those that were not there."""
+    def _make_directory(self, path: str, made: _Made) -> None:
+        """Make a directory, and those above it."""
         try:
             self._disk.mkdir(path)
         except FileExistsError:
-            return 0
+            return
         except FileNotFoundError:
             above = _parent(path)
             if not above:
                 raise
-            return self._make_directory(above) + self._make_directory(path)
+            self._make_directory(above, made)
+            self._make_directory(path, made)
+            return
+        made.size_bytes += DIRECTORY_BYTES
         if path == self._place.directory:
             self._describe(path)
         if self._durability is Durability.FULL:
             self._sync_directory(_parent(path))
-        return DIRECTORY_BYTES
 
     def _describe(self, directory: str) -> None:
         """A namespace directory that was made anew says what it is, like the first one."""
@@ -217,14 +231,14 @@ class ChunkWriter:
         finally:
             self._disk.close(fd)
 
-    def _abandon(self, temp: str, key: OffloadKey, end: WriteEnd, made: int) -> Written:
+    def _abandon(self, temp: str, chunk: ChunkFile, end: WriteEnd, made: int) -> Written:
         try:
             self._disk.unlink(temp)
         except OSError as error:
             if error.errno not in GONE:
                 # It may be there, so it counts; the next walk knows.
                 self._counters.add("temps_left")
-                return Written(end, self._place.file_bytes_of(key) + made)
+                return Written(end, chunk.file_bytes + made)
         return Written(end, made)
 
     def _classify(self, error: OSError) -> WriteEnd:

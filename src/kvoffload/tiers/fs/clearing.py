@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from kvoffload.tiers.fs.directory import GONE, walk_namespace
+from kvoffload.tiers.fs.directory import GONE, prune, walk_namespace
 from kvoffload.tiers.fs.share import UsageShare
 from kvoffload.tiers.fs.upkeep import Surroundings
 
@@ -43,6 +43,9 @@ class Clearing:
                 directory = f"{self._around.place.directory}/{leaf.path}"
                 for file in leaf.chunks:
                     self._delete(f"{directory}/{file.name}", file.size_bytes)
+                if leaf.chunks:
+                    counts = self._share.counts
+                    self._share.freed(prune(self._around.disk, directory), counts)
         finally:
             self._call_ended()
             self._ended.set()

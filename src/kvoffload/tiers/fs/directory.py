@@ -26,6 +26,8 @@ USAGE_FILE = "usage"
 NAMESPACE_FILE = "namespace.json"
 DIRECTORY_BYTES = 4096
 """What a directory is counted as."""
+MAX_DIRECTORIES_BYTES = (256 + 256 * 256) * DIRECTORY_BYTES
+"""What the directories of one namespace take when all are there (257 MiB)."""
 
 _NAMESPACE_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,80}_[0-9a-f]{16}")
 _FAN_PATTERN = re.compile(r"[0-9a-f]{2}")
@@ -64,6 +66,18 @@ def key_of_chunk_name(name: str) -> OffloadKey | None:
     if match is None or int(match.group(2)) > _MAX_GROUP:
         return None
     return make_offload_key(bytes.fromhex(match.group(1)), int(match.group(2)))
+
+
+def prune(disk: DiskIO, leaf_path: str) -> int:
+    """Remove a directory of chunks if it is empty, and the one above it if that is; returns the bytes that frees."""
+    freed = 0
+    for path in (leaf_path, leaf_path.rpartition("/")[0]):
+        try:
+            disk.rmdir(path)
+        except OSError:
+            break
+        freed += DIRECTORY_BYTES
+    return freed
 
 
 def namespaces_in(disk: DiskIO, root: str, on_error: OnError) -> list[str]:

@@ -3,7 +3,7 @@
 Each method is one system call (or the loop that a short read or write needs) and raises OSError like it.
 """
 
-# ruff: noqa: PTH102, PTH104, PTH108
+# ruff: noqa: PTH102, PTH104, PTH106, PTH108
 from __future__ import annotations
 
 import errno
@@ -90,6 +90,10 @@ class DiskIO:
     def unlink(self, path: str) -> None:
         """Take a file's name away."""
         os.unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        """Remove one empty directory."""
+        os.rmdir(path)
 
     def mkdir(self, path: str) -> None:
         """Make one directory."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.tiers.fs.counters import Counters
-from kvoffload.tiers.fs.directory import GONE
+from kvoffload.tiers.fs.directory import GONE, prune
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
 from kvoffload.tiers.fs.index import ChunkIndex
 from kvoffload.tiers.fs.place import StorePlace
@@ -41,16 +41,25 @@ class Evictor:
         index: The chunks of this namespace.
         share: Is told what was freed.
         counters: What is noteworthy.
+        prune: Whether a directory that has become empty goes, too.
     """
 
     def __init__(
-        self, disk: DiskIO, place: StorePlace, index: ChunkIndex, share: UsageShare, counters: Counters
+        self,
+        disk: DiskIO,
+        place: StorePlace,
+        index: ChunkIndex,
+        *,
+        share: UsageShare,
+        counters: Counters,
+        prune: bool,
     ) -> None:
         self._disk = disk
         self._place = place
         self._index = index
         self._share = share
         self._counters = counters
+        self._prune = prune
         self._lock = threading.Lock()
         self._foreign: deque[ForeignChunk] = deque()
         self._has_more_foreign = False
@@ -105,9 +114,8 @@ class Evictor:
             self._counters.add_error("evict", error)
             return 0
         self._index.remove((key,))
-        self._share.freed(found.st_size, counts)
         self._counters.add("evicted")
-        return found.st_size
+        return self._freed(path, found.st_size, counts)
 
     def _evict_foreign(self, victim: ForeignChunk) -> int:
         counts = self._share.counts
@@ -121,6 +129,11 @@ class Evictor:
                 self._counters.add("undeletable")
                 self._counters.add_error("evict", error)
             return 0
-        self._share.freed(found.st_size, counts)
         self._counters.add("evicted_of_others")
-        return found.st_size
+        return self._freed(victim.path, found.st_size, counts)
+
+    def _freed(self, path: str, size_bytes: int, counts: int) -> int:
+        if self._prune:
+            size_bytes += prune(self._disk, path.rpartition("/")[0])
+        self._share.freed(size_bytes, counts)
+        return size_bytes

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
-from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
-from kvoffload.tiers.fs.place import StorePlace
+from kvoffload.tiers.fs.place import ChunkFile, StorePlace
 
 
 class Presence(Enum):
@@ -20,8 +19,7 @@ class Presence(Enum):
     """Something that is no plain file. It is not ours, so it stays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What stands at the path of a chunk."""
 
     presence: Presence
@@ -40,18 +38,18 @@ class ChunkFinder:
 
     def __init__(self, disk: DiskIO, place: StorePlace) -> None:
         self._disk = disk
-        self._place = place
+        self._bad_files = place.bad_files
 
-    def find(self, key: OffloadKey) -> Found:
+    def find(self, chunk: ChunkFile) -> Found:
         """What stands where the chunk shall be stored. Raises OSError."""
         try:
-            found = self._disk.lstat(self._place.path_of(key))
+            found = self._disk.lstat(chunk.path)
         except OSError as error:
             if error.errno in GONE:
                 return Found(Presence.ABSENT)
             raise
         if not is_plain_file(found):
             return Found(Presence.BLOCKED)
-        if found.st_size != self._place.file_bytes_of(key) or self._place.bad_files.has(key, found):
+        if found.st_size != chunk.file_bytes or self._bad_files.has(chunk.key, found):
             return Found(Presence.ABSENT, found.st_size)
         return Found(Presence.PRESENT, found.st_size, found.st_mtime_ns)

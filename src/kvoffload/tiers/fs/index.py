@@ -92,8 +92,16 @@ class ChunkIndex:
                     self._asked.discard(key)
                     self._set_absent(key)
 
+    def confirm(self, uses: Sequence[Use]) -> None:
+        """These were there already and were just used. In order: the first counts as the most recent."""
+        with self._lock:
+            for key, used_s in reversed(uses):
+                self._asked.discard(key)
+                self._note_use(key, self._shards[key[0]].used_s.get(key, 0.0), used_s)
+                self._insert_new(key, used_s)
+
     def add(self, uses: Sequence[Use]) -> None:
-        """These are there and were just used. In order: the first counts as the most recent."""
+        """These were just stored, with these times. In order: the first counts as the most recent."""
         with self._lock:
             for key, used_s in reversed(uses):
                 self._asked.discard(key)
@@ -137,7 +145,7 @@ class ChunkIndex:
                 return
             if not is_whole:
                 for key, used_s in chunks.items():
-                    self._insert(key, used_s)
+                    self._insert(key, max(used_s, shard.used_s.get(key, used_s)))
                 return
             kept = [key for key in self._added if key[0] == number]
             before = len(shard.used_s), sum(map(self._size_of, shard.used_s))
@@ -167,19 +175,27 @@ class ChunkIndex:
 
     def peek_victim(self, is_kept: Callable[[OffloadKey], bool]) -> Victim | None:
         """The chunk that should go first; it stays first in line until it is used, removed, or set aside."""
+        passed_over: list[tuple[float, int]] = []
         with self._lock:
             self._apply_uses()
-            while self._fronts:
+            victim = None
+            while self._fronts and victim is None:
                 used_s, number = self._fronts[0]
-                victim = self._shards[number].front(is_kept)
-                if victim is None:
-                    heapq.heappop(self._fronts)
-                    self._in_fronts[number] = False
-                elif victim.used_s == used_s:
-                    return victim
+                found = self._shards[number].front(is_kept)
+                if found is None:
+                    front = heapq.heappop(self._fronts)
+                    if self._shards[number].used_s:
+                        # All that it has is kept this time; the next time something may not be.
+                        passed_over.append(front)
+                    else:
+                        self._in_fronts[number] = False
+                elif found.used_s == used_s:
+                    victim = found
                 else:
-                    heapq.heapreplace(self._fronts, (victim.used_s, number))
-            return None
+                    heapq.heapreplace(self._fronts, (found.used_s, number))
+            for front in passed_over:
+                heapq.heappush(self._fronts, front)
+            return victim
 
     def put_back(self, key: OffloadKey, used_s: float) -> None:
         """A victim turned out to have been used by another process, at this time."""
@@ -230,8 +246,11 @@ class ChunkIndex:
                 before_s = self._shards[key[0]].used_s.get(key)
                 if before_s is not None:
                     self._insert(key, max(before_s, used_s))
-                    if len(self._touched) < _MAX_TOUCHED:
-                        self._touched.append((key, before_s, used_s))
+                    self._note_use(key, before_s, used_s)
+
+    def _note_use(self, key: OffloadKey, before_s: float, used_s: float) -> None:
+        if len(self._touched) < _MAX_TOUCHED:
+            self._touched.append((key, before_s, used_s))
 
     def _drop(self, key: OffloadKey) -> None:
         if self._shards[key[0]].remove(key):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,8 @@ from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import is_plain_file
 from kvoffload.tiers.fs.executor import Slice, SliceEnd
 from kvoffload.tiers.fs.finder import ChunkFinder, Found, Presence
-from kvoffload.tiers.fs.index import ChunkIndex
+from kvoffload.tiers.fs.index import ChunkIndex, Use
+from kvoffload.tiers.fs.place import ChunkFile
 from kvoffload.tiers.fs.reader import ChunkReader
 from kvoffload.tiers.fs.room import Room
 from kvoffload.tiers.fs.share import UsageShare
@@ -26,6 +27,7 @@ _ORDER_S = 1e-6
 _NANOSECONDS = 1_000_000_000
 _OUTCOMES = {
     WriteEnd.DONE: Outcome.DONE,
+    WriteEnd.THERE: Outcome.DONE,
     WriteEnd.VOID: Outcome.REJECTED,
     WriteEnd.NO_ROOM: Outcome.REJECTED,
     WriteEnd.NOT_WRITABLE: Outcome.REJECTED,
@@ -56,7 +58,8 @@ class _Wanted(NamedTuple):
     """A chunk of a slice that is to be written."""
 
     position: int
-    entry: TierEntry
+    chunk: ChunkFile
+    row: memoryview
     found: Found
     """What stands in its place."""
 
@@ -124,23 +127,25 @@ class Operations:
             if self._is_void(part):
                 outcomes[entry.key] = Outcome.MISSING
                 continue
-            outcome, freed = self._reader.load(entry.key, entry.buffer)
+            chunk = self._around.place.chunk_file(entry.key)
+            outcome, freed = self._reader.load(chunk, entry.buffer)
             if freed:
                 self._share.freed(freed, counts)
             if self._is_void(part):
                 outcome = Outcome.MISSING
             outcomes[entry.key] = outcome
-            moved += self._around.place.payload_bytes_of(entry.key) if outcome is Outcome.DONE else 0
+            moved += chunk.payload_bytes if outcome is Outcome.DONE else 0
         gone = (Outcome.MISSING, Outcome.CORRUPT)
         self._index.set_absent([key for key, outcome in outcomes.items() if outcome in gone])
-        self._index.use(self._uses(part, outcomes))
+        if not self._is_void(part):
+            self._index.confirm(self._uses(part, [key for key in outcomes if outcomes[key] is Outcome.DONE]))
         return SliceEnd(outcomes, moved)
 
-    def _uses(self, part: Slice, outcomes: dict[OffloadKey, Outcome]) -> list[tuple[OffloadKey, float]]:
+    def _uses(self, part: Slice, keys: Collection[OffloadKey]) -> list[Use]:
         return [
             (entry.key, self._used_s(part, position))
             for position, entry in enumerate(part.entries)
-            if outcomes[entry.key] is Outcome.DONE
+            if entry.key in keys
         ]
 
     def _used_s(self, part: Slice, position: int) -> float:
@@ -162,25 +167,29 @@ class Operations:
             taken = self._acquire(writing, part, wanted)
         finally:
             part.ticket.turnstile.pass_through(len(part.entries))
+        there = {key for key, outcome in outcomes.items() if outcome is Outcome.DONE}
+        stored: set[OffloadKey] = set()
         moved = 0
-        for chunk, taken_bytes in zip(wanted, taken, strict=False):
-            end = self._write(writing, part, chunk, taken_bytes)
-            outcomes[chunk.entry.key] = _OUTCOMES[end]
-            if end is WriteEnd.DONE:
-                moved += self._around.place.payload_bytes_of(chunk.entry.key)
-        uses = self._uses(part, outcomes)
+        for one, taken_bytes in zip(wanted, taken, strict=False):
+            end = self._write(writing, part, one, taken_bytes)
+            outcomes[one.chunk.key] = _OUTCOMES[end]
+            if end is WriteEnd.THERE:
+                there.add(one.chunk.key)
+            elif end is WriteEnd.DONE:
+                stored.add(one.chunk.key)
+                moved += one.chunk.payload_bytes
         if not self._is_void(part):
-            self._index.add(uses)
-            # Those that were there already get a new time on the disk, too.
-            self._index.use(uses)
+            self._index.add(self._uses(part, stored))
+            self._index.confirm(self._uses(part, there))
         return SliceEnd(outcomes, moved)
 
     def _look(self, writing: Writing, part: Slice, outcomes: dict[OffloadKey, Outcome]) -> list[_Wanted]:
         """Which chunks are to be written; fills in the outcomes of the others."""
         wanted: list[_Wanted] = []
         for position, entry in enumerate(part.entries):
+            chunk = self._around.place.chunk_file(entry.key)
             try:
-                found = writing.finder.find(entry.key)
+                found = writing.finder.find(chunk)
             except OSError as error:
                 self._around.counters.add_error("store", error)
                 outcomes[entry.key] = Outcome.FAILED
@@ -190,13 +199,13 @@ class Operations:
             elif found.presence is Presence.BLOCKED:
                 self._around.counters.add("foreign_entries")
             else:
-                wanted.append(_Wanted(position, entry, found))
+                wanted.append(_Wanted(position, chunk, entry.buffer, found))
         return wanted
 
     def _acquire(self, writing: Writing, part: Slice, wanted: Sequence[_Wanted]) -> list[int]:
         """What was taken from the cap for each of the first chunks; those behind get none."""
         is_kept = Kept(part.job.entries)
-        costs = [writing.writer.cost_bytes(chunk.entry.key) for chunk in wanted]
+        costs = [writing.writer.cost_bytes(one.chunk) for one in wanted]
         together = writing.room.acquire(sum(costs), is_kept) if len(costs) > 1 else None
         if together is not None:
             return costs if together else [0] * len(costs)
@@ -208,21 +217,20 @@ class Operations:
             taken.append(got)
         return taken
 
-    def _write(self, writing: Writing, part: Slice, chunk: _Wanted, taken: int) -> WriteEnd:
-        position, entry, found = chunk
+    def _write(self, writing: Writing, part: Slice, one: _Wanted, taken: int) -> WriteEnd:
         created_ns = round(part.ticket.time_s * _NANOSECONDS)
-        used_ns = round(self._used_s(part, position) * _NANOSECONDS)
+        used_ns = round(self._used_s(part, one.position) * _NANOSECONDS)
         counts = self._share.counts
         added = taken
         try:
             end, added = writing.writer.store(
-                entry.key, entry.buffer, (created_ns, used_ns), lambda: self._is_void(part)
+                one.chunk, one.row, (created_ns, used_ns), lambda: self._is_void(part)
             )
-            if end is WriteEnd.DONE and found.size_bytes:
+            if end is WriteEnd.DONE and one.found.size_bytes:
                 # It took the place of a file that could not be used.
-                self._share.freed(found.size_bytes, counts)
+                self._share.freed(one.found.size_bytes, counts)
             elif end is WriteEnd.NO_ROOM:
-                writing.room.make_some(writing.writer.cost_bytes(entry.key), Kept(part.job.entries))
+                writing.room.make_some(writing.writer.cost_bytes(one.chunk), Kept(part.job.entries))
             elif end is WriteEnd.NOT_WRITABLE:
                 self._not_writable_until_s = self._around.clock.now_s() + _NOT_WRITABLE_PAUSE_S
             return end

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvoffload.keys.file_mapper import FileMapper
 from kvoffload.keys.fingerprint import Namespace
@@ -44,6 +46,15 @@ class BadFiles:
         return key in self._marks
 
 
+class ChunkFile(NamedTuple):
+    """Where one chunk is and how long it must be: worked out once per chunk and job."""
+
+    key: OffloadKey
+    path: str
+    payload_bytes: int
+    file_bytes: int
+
+
 class StorePlace:
     """The names and lengths of one namespace in one root.
 
@@ -67,8 +78,17 @@ class StorePlace:
         self.bad_files = BadFiles()
         self._payload_bytes = tuple(payload_bytes)
         self._file_bytes = tuple(map(file_bytes, payload_bytes))
-        self._temp_number = 0
-        self._lock = threading.Lock()
+        self._temp_numbers = itertools.count(1)
+
+    def chunk_file(self, key: OffloadKey) -> ChunkFile:
+        """Where a chunk is and how long it must be."""
+        group = group_index_of(key)
+        return ChunkFile(
+            key,
+            f"{self.root}/{self.mapper.name_of(key)}",
+            self._payload_bytes[group],
+            self._file_bytes[group],
+        )
 
     def path_of(self, key: OffloadKey) -> str:
         """The path of a chunk."""
@@ -93,6 +113,5 @@ class StorePlace:
 
     def next_temp_name(self) -> str:
         """A name for a temporary file that no other one of any process has."""
-        with self._lock:
-            self._temp_number += 1
-            return self.writer.temp_name(self._temp_number)
+        # One call of C code, so threads need no lock.
+        return self.writer.temp_name(next(self._temp_numbers))

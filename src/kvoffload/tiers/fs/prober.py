@@ -10,6 +10,7 @@ from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.tiers.fs.counters import Counters
 from kvoffload.tiers.fs.finder import ChunkFinder, Presence
 from kvoffload.tiers.fs.index import ChunkIndex
+from kvoffload.tiers.fs.place import StorePlace
 
 _THREADS = 4
 _BATCH = 32
@@ -22,13 +23,17 @@ class Prober:
 
     Args:
         finder: Looks at one path.
+        place: Names and lengths.
         index: Where the answers go.
         counters: What is noteworthy.
         name: For the threads.
     """
 
-    def __init__(self, finder: ChunkFinder, index: ChunkIndex, counters: Counters, name: str) -> None:
+    def __init__(
+        self, finder: ChunkFinder, place: StorePlace, index: ChunkIndex, counters: Counters, name: str
+    ) -> None:
         self._finder = finder
+        self._place = place
         self._index = index
         self._counters = counters
         self._queue: deque[OffloadKey] = deque()
@@ -76,7 +81,7 @@ class Prober:
         not_there: list[OffloadKey] = []
         for key in batch:
             try:
-                found = self._finder.find(key)
+                found = self._finder.find(self._place.chunk_file(key))
             except OSError as error:
                 self._counters.add_error("probe", error)
                 not_there.append(key)

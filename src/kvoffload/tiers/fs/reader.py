@@ -10,7 +10,6 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
-from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.layout.chunk_format import (
     HEADER_BYTES,
     ChunkHeader,
@@ -23,7 +22,7 @@ from kvoffload.tiers.base import Outcome
 from kvoffload.tiers.fs.counters import Counters
 from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
-from kvoffload.tiers.fs.place import StorePlace
+from kvoffload.tiers.fs.place import ChunkFile, StorePlace
 
 _FOREIGN = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 """Opening something that is no plain file: a link, a socket, a directory."""
@@ -78,11 +77,10 @@ class ChunkReader:
         self.not_before_ns = 0
         """Chunks that were created earlier (nanoseconds since the epoch) are void."""
 
-    def load(self, key: OffloadKey, row: memoryview) -> LoadEnd:
+    def load(self, chunk: ChunkFile, row: memoryview) -> LoadEnd:
         """Fill `row` with the payload of a chunk. Only DONE means that the row holds anything useful."""
-        path = self._place.path_of(key)
         try:
-            fd = self._open(path)
+            fd = self._open(chunk.path)
         except OSError as error:
             return self._not_readable(error)
         # The open descriptor keeps the bytes, whoever deletes the file meanwhile.
@@ -91,13 +89,13 @@ class ChunkReader:
             if not is_plain_file(found):
                 self._counters.add("foreign_entries")
                 return LoadEnd(Outcome.MISSING)
-            damage = self._read(fd, found.st_size, key, row)
+            damage = self._read(fd, found.st_size, chunk, row)
         except OSError as error:
             return self._not_readable(error)
         finally:
             with suppress(OSError):
                 self._disk.close(fd)
-        return LoadEnd(Outcome.DONE) if damage is None else self._damaged(key, path, found, damage)
+        return LoadEnd(Outcome.DONE) if damage is None else self._damaged(chunk, found, damage)
 
     def _open(self, path: str) -> int:
         try:
@@ -108,13 +106,12 @@ class ChunkReader:
         self._counters.add("direct_io_fallbacks")
         return self._disk.open(path, self._flags & ~os.O_DIRECT)
 
-    def _read(self, fd: int, size: int, key: OffloadKey, row: memoryview) -> Damage | Void | None:
-        file_bytes = self._place.file_bytes_of(key)
+    def _read(self, fd: int, size: int, chunk: ChunkFile, row: memoryview) -> Damage | Void | None:
         page = self._local.page
-        if size != file_bytes:
+        if size != chunk.file_bytes:
             # Its header may still say that it is another version's, which is no damage.
             return self._damage_of_odd_file(fd, page)
-        wanted = [page, row[: file_bytes - HEADER_BYTES]]
+        wanted = [page, row[: chunk.file_bytes - HEADER_BYTES]]
         try:
             done = self._disk.read_into(fd, wanted)
         except OSError as error:
@@ -124,14 +121,14 @@ class ChunkReader:
             self._counters.add("direct_io_fallbacks")
             self._disk.without_direct(fd)
             done = self._disk.read_into(fd, wanted)
-        if done < file_bytes:
+        if done < chunk.file_bytes:
             return Damage.LENGTH
         header = decode_header(page)
         if not isinstance(header, ChunkHeader):
             return header
         if header.created_ns < self.not_before_ns:
             return Void.VOID
-        damage = check_header(header, self._place.identity, key, self._place.payload_bytes_of(key))
+        damage = check_header(header, self._place.identity, chunk.key, chunk.payload_bytes)
         return damage or check_payload(header, wanted[1])
 
     def _damage_of_odd_file(self, fd: int, page: memoryview) -> Damage:
@@ -149,20 +146,20 @@ class ChunkReader:
         self._counters.add_error("load", error)
         return LoadEnd(Outcome.FAILED)
 
-    def _damaged(self, key: OffloadKey, path: str, found: os.stat_result, damage: Damage | Void) -> LoadEnd:
+    def _damaged(self, chunk: ChunkFile, found: os.stat_result, damage: Damage | Void) -> LoadEnd:
         if damage is Damage.UNKNOWN_VERSION:
             self._counters.add("unknown_versions")
-            self._place.bad_files.add(key, found)
+            self._place.bad_files.add(chunk.key, found)
             return LoadEnd(Outcome.MISSING)
         if isinstance(damage, Void):
             self._counters.add("void_loads")
-            removed = self._may_remove and self._remove_if_same(path, found)
+            removed = self._may_remove and self._remove_if_same(chunk.path, found)
             return LoadEnd(Outcome.MISSING, found.st_size if removed else 0)
         self._counters.add("corrupt")
         self._counters.add(f"corrupt_{damage.value}")
-        if self._may_remove and self._remove_if_same(path, found):
+        if self._may_remove and self._remove_if_same(chunk.path, found):
             return LoadEnd(Outcome.CORRUPT, found.st_size)
-        self._place.bad_files.add(key, found)
+        self._place.bad_files.add(chunk.key, found)
         return LoadEnd(Outcome.CORRUPT)
 
     def _remove_if_same(self, path: str, found: os.stat_result) -> bool:

@@ -26,7 +26,13 @@ from kvoffload.tiers.base import StoredChunk, Tier, TierContext, TierJob, TierRe
 from kvoffload.tiers.fs.chunk_writer import ChunkWriter
 from kvoffload.tiers.fs.clearing import Clearing
 from kvoffload.tiers.fs.counters import Counters
-from kvoffload.tiers.fs.directory import SHARED_DIRECTORY, USAGE_FILE, key_of_chunk_name, walk_namespace
+from kvoffload.tiers.fs.directory import (
+    MAX_DIRECTORIES_BYTES,
+    SHARED_DIRECTORY,
+    USAGE_FILE,
+    key_of_chunk_name,
+    walk_namespace,
+)
 from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.evictor import Evictor
 from kvoffload.tiers.fs.executor import ExecutorLimits, JobExecutor, Ticket
@@ -43,12 +49,18 @@ from kvoffload.tiers.fs.share import UsageShare
 from kvoffload.tiers.fs.upkeep import Surroundings, Upkeep, UpkeepOptions
 from kvoffload.tiers.fs.usage import UsageFile
 from kvoffload.tiers.fs.walker import Walker
-from kvoffload.tiers.fs.writer import this_writer
+from kvoffload.tiers.fs.writer import new_writer
 from kvoffload.types import LookupResult
 
 _CLEAR_PATIENCE_S = 2.0
+_DIRECTORIES_PART = 64
 _UNBOUNDED_CHUNKS = 2**40
 _NANOSECONDS = 1_000_000_000
+
+
+def _must_prune(cap_bytes: int | None) -> bool:
+    """Whether empty directories are worth removing: under a small cap they would leave no room for chunks."""
+    return cap_bytes is not None and cap_bytes < _DIRECTORIES_PART * MAX_DIRECTORIES_BYTES
 
 
 class WallClock:
@@ -90,7 +102,7 @@ class FsTier(Tier):
         self._config = config
         disk = disk or DiskIO()
         root = os.path.abspath(os.path.expanduser(config.root_dir))  # noqa: PTH100, PTH111  (lexical only)
-        place = StorePlace(root, namespace, payload_bytes, this_writer())
+        place = StorePlace(root, namespace, payload_bytes, new_writer())
         self._direct = open_directory(disk, place, config)
         self._around = Surroundings(disk, place, Counters(), clock, wall_clock)
         self._epoch = Epoch()
@@ -114,7 +126,14 @@ class FsTier(Tier):
             disk, f"{place.root}/{SHARED_DIRECTORY}/{USAGE_FILE}", place.writer.text, around.clock
         )
         self._share = UsageShare(usage_file, place.writer.text, config.max_bytes, around.wall_clock)
-        evictor = Evictor(disk, place, self._index, self._share, counters)
+        evictor = Evictor(
+            disk,
+            place,
+            self._index,
+            share=self._share,
+            counters=counters,
+            prune=_must_prune(config.max_bytes),
+        )
         free_space = FreeSpace(disk, place.root, config.min_free_bytes, around.clock)
         room = Room(config.max_bytes, free_space, self._share, evictor, counters)
         self._reader = ChunkReader(
@@ -131,7 +150,7 @@ class FsTier(Tier):
         )
         limits = ExecutorLimits(config.threads, config.max_pending_jobs, config.max_pending_bytes)
         self._executor = JobExecutor(operations.run, around.clock, counters, limits, self.name)
-        self._prober = Prober(finder, self._index, counters, self.name)
+        self._prober = Prober(finder, place, self._index, counters, self.name)
         walker = Walker(disk, place, self._index, share=self._share, evictor=evictor, counters=counters)
         options = UpkeepOptions(config.touch_interval_s, config.scan_interval_s, config.read_only)
         self._upkeep = Upkeep(around, options, self._index, walker=walker, share=self._share, room=room)

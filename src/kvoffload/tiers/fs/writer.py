@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_TEMP_PATTERN = re.compile(r"tmp-([0-9a-f]{16})-([0-9]{1,10})-([0-9]{1,20})-[0-9]{1,20}\.kvtmp")
+_TEMP_PATTERN = re.compile(r"tmp-([0-9a-f]{16})-([0-9]{1,10})-([0-9]{1,20})-([0-9]{1,10})-[0-9]{1,20}\.kvtmp")
 _STATE_FIELD, _START_TIME_FIELD = 3, 22
 _HOST_CHARS = 16
+_instances = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class WriterId:
-    """One process, told apart from every other one of any host and time.
+    """One tier of one process, told apart from every other one of any host and time.
 
     `host` stands for a boot of a machine and a process-number namespace (a container): process numbers mean
     something only inside of it. `started` tells a process from a later one with the same number.
@@ -25,11 +27,13 @@ class WriterId:
     host: str
     pid: int
     started: int
+    instance: int
+    """One process may have several tiers on the same directory."""
 
     @property
     def text(self) -> str:
         """As one word."""
-        return f"{self.host}-{self.pid}-{self.started}"
+        return f"{self.host}-{self.pid}-{self.started}-{self.instance}"
 
     def temp_name(self, number: int) -> str:
         """The name of a file that is being written."""
@@ -39,7 +43,10 @@ class WriterId:
 def writer_of_temp(name: str) -> WriterId | None:
     """Who writes the temporary file of this name; None if it is no such file."""
     match = _TEMP_PATTERN.fullmatch(name)
-    return WriterId(match.group(1), int(match.group(2)), int(match.group(3))) if match else None
+    if match is None:
+        return None
+    host, *numbers = match.groups()
+    return WriterId(host, *map(int, numbers))
 
 
 def writer_of_text(text: str) -> WriterId | None:
@@ -47,11 +54,11 @@ def writer_of_text(text: str) -> WriterId | None:
     return writer_of_temp(f"tmp-{text}-0.kvtmp")
 
 
-def this_writer() -> WriterId:
-    """The identity of this process."""
+def new_writer() -> WriterId:
+    """An identity for a new tier of this process."""
     pid = os.getpid()
     found = _process(pid)
-    return WriterId(_this_host(), pid, found.started if found else 0)
+    return WriterId(_this_host(), pid, found.started if found else 0, next(_instances))
 
 
 def is_alive(writer: WriterId, here: WriterId) -> bool | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar
@@ -12,7 +11,7 @@ from typing import ClassVar
 from kvoffload.clock import Clock
 from kvoffload.errors import ConfigError
 from kvoffload.tiers.base import Tier, TierJob, TierReport
-from kvoffload.tiers.wrappers.base import HoldingTier
+from kvoffload.tiers.wrappers.holding import HoldingTier, Pause
 
 
 class Distribution(Enum):
@@ -49,12 +48,7 @@ class DelayedTier(HoldingTier):
     adds: ClassVar[str] = "delayed"
 
     def __init__(
-        self,
-        inner: Tier,
-        config: DelayConfig,
-        clock: Clock,
-        rng: random.Random,
-        pause: Callable[[float], None] = time.sleep,
+        self, inner: Tier, config: DelayConfig, clock: Clock, rng: random.Random, pause: Pause = time.sleep
     ) -> None:
         super().__init__(inner, config.max_held_jobs, pause)
         self._config = config
@@ -71,6 +65,13 @@ class DelayedTier(HoldingTier):
     def release(self) -> None:
         """The end of `stall`: what is overdue comes with the next poll."""
         self._stalled = False
+
+    def drain(self, timeout_s: float) -> bool:
+        """See Tier. A stalled tier works no more for being waited for."""
+        if not self._stalled or not self._held:
+            return super().drain(timeout_s)
+        self._pause(timeout_s)
+        return False
 
     def _start(self, job: TierJob) -> bool:
         if not self.inner.submit(job):

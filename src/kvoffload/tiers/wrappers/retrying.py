@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
 from typing import ClassVar
 
 from kvoffload.clock import Clock
 from kvoffload.errors import ConfigError
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.tiers.base import Outcome, Tier, TierEntry, TierJob, TierReport
-from kvoffload.tiers.wrappers.base import HoldingTier
+from kvoffload.tiers.wrappers.holding import HoldingTier, Pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +28,9 @@ class RetryConfig:
     """Jobs that were taken and have not ended. More are refused."""
 
     def __post_init__(self) -> None:
-        if not (self.max_retries >= 0 < self.first_delay_s <= self.max_delay_s and 0 <= self.jitter <= 1):
-            raise ConfigError(
-                f"{self}: valid is max_retries ≥ 0, 0 < first_delay_s ≤ max_delay_s, 0 ≤ jitter ≤ 1"
-            )
+        is_in_time = 0 < self.first_delay_s <= self.max_delay_s and 0 <= self.jitter <= 1
+        if not is_in_time or not 0 <= self.max_retries <= 100:
+            raise ConfigError(f"{self}: max_retries 0 to 100, 0 < first_delay_s ≤ max_delay_s, jitter 0 to 1")
 
 
 @dataclass(slots=True, eq=False)
@@ -54,19 +51,11 @@ class RetryingTier(HoldingTier):
     adds: ClassVar[str] = "retried"
 
     def __init__(
-        self,
-        inner: Tier,
-        config: RetryConfig,
-        clock: Clock,
-        rng: random.Random,
-        pause: Callable[[float], None] = time.sleep,
+        self, inner: Tier, config: RetryConfig, clock: Clock, rng: random.Random, pause: Pause = time.sleep
     ) -> None:
         super().__init__(inner, config.max_held_jobs, pause)
         self._config = config
-        self._clock = clock
-        self._rng = rng
-        # The tier inside sees a job of its own for every try: ids are unique in its life.
-        self._ids = count(1)
+        self._clock, self._rng = clock, rng
         self._inside: dict[int, _Attempt] = {}
         self._waiting: list[_Attempt] = []
         self._counters.update({"retried_jobs": 0, "retried_chunks": 0})

@@ -50,7 +50,8 @@ class ThrottledTier(TierWrapper):
         """See Tier."""
         size_bytes = job.size_bytes
         self._fill()
-        if not self._has_room(size_bytes) or self._allowance_bytes < min(size_bytes, self._config.burst_bytes):
+        is_affordable = self._allowance_bytes >= min(size_bytes, self._config.burst_bytes)
+        if not is_affordable or not self._has_room(size_bytes):
             self._counters["throttled_jobs"] += 1
             return False
         if not self.inner.submit(job):
