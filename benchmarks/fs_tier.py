@@ -8,7 +8,10 @@ interleaved, in another order each round.
 Two shapes of work: `stream` keeps 8 jobs of 32 MiB in flight, as the cascade does; `one` has one job of 128 MiB at a time,
 as the promotion of one long prompt.
 
-    python benchmarks/fs_tier.py [--json] [--quick] [--dir DIR]
+Then the index: what a lookup of 2,000 chunks costs the scheduler's thread (ms), and how long the walk of a directory takes (s; the
+limit is a bare scandir and stat of everything), with the longest pause that it causes to another thread (ms).
+
+    python benchmarks/fs_tier.py [--json] [--quick] [--dir DIR] [--chunks N]
 
 `--dir` should be on the disk in question. Nothing of what is written stays.
 """
@@ -249,14 +252,9 @@ def measure(base: Path, buffer: memoryview, name: str) -> list[common.Row]:
         if has_fio
         else (lambda: run_plain(base, buffer, size, shapes)),
     }
-    peer = None
-    try:
-        import vllm.v1.kv_offload.tiering.fs.manager  # noqa: F401
-    except ImportError:
-        pass
-    else:
-        peer = PEER
-        runs[PEER] = lambda: run_contender(Peer, base, buffer, size, shapes)
+    peer = PEER if has_peer() else None
+    if peer:
+        runs[peer] = lambda: run_contender(Peer, base, buffer, size, shapes)
     values: dict[str, dict[str, list[float]]] = {contender: {} for contender in runs}
     order = list(runs)
     for number in range(ROUNDS):
@@ -275,12 +273,133 @@ def measure(base: Path, buffer: memoryview, name: str) -> list[common.Row]:
     ]
 
 
+def call_ms(work: Callable[[], object]) -> float:
+    """Milliseconds of one call."""
+    started = time.perf_counter()
+    work()
+    return (time.perf_counter() - started) * 1e3
+
+
+def lookup_ours(base: Path, there: Sequence[OffloadKey], others: Sequence[OffloadKey]) -> dict[str, float]:
+    """Ms of the scheduler's thread per call."""
+    with scratch(base) as root:
+        ours = Ours(root, memoryview(mmap.mmap(-1, len(there) * 4096)), 4096, there)
+        run_jobs(ours, Verb.STORE, len(there), 4096, "one")
+        ours.close()
+        ours = Ours(root, memoryview(mmap.mmap(-1, len(there) * 4096)), 4096, there)
+        lookup = ours._tier.lookup  # noqa: SLF001
+        values = {"there, first call": call_ms(lambda: lookup(there))}
+        time.sleep(1)
+        values["there, later call"] = call_ms(lambda: lookup(there))
+        values["not there, first call"] = call_ms(lambda: lookup(others))
+        time.sleep(0.5)
+        values["not there, later call"] = call_ms(lambda: lookup(others))
+        ours.close()
+    return values
+
+
+def lookup_peer(base: Path, there: Sequence[OffloadKey], others: Sequence[OffloadKey]) -> dict[str, float]:
+    """The same; the end of the step, which sends the questions off, belongs to the call."""
+    from vllm.v1.kv_offload.base import ReqContext
+
+    with scratch(base) as root:
+        peer = Peer(root, memoryview(mmap.mmap(-1, len(there) * 4096)), 4096, there)
+        run_jobs(peer, Verb.STORE, len(there), 4096, "one")
+        tier, values = peer._tier, {}  # noqa: SLF001
+        context = ReqContext(req_id="lookup")
+
+        def step(keys: Sequence[OffloadKey]) -> None:
+            for key in keys:
+                tier.lookup(key, context)
+            tier.on_schedule_end(None)
+
+        for name, keys in (("there", there), ("not there", others)):
+            values[f"{name}, first call"] = call_ms(lambda keys=keys: step(keys))
+            time.sleep(0.5)
+            values[f"{name}, later call"] = call_ms(lambda keys=keys: step(keys))
+        peer.close()
+    return values
+
+
+def measure_lookup(base: Path) -> list[common.Row]:
+    """Rows of the lookup."""
+    keys = [make_offload_key(hashlib.sha256(b"%d" % i).digest(), 0) for i in range(4000)]
+    there, others = keys[:2000], keys[2000:]
+    runs = {OURS: lambda: lookup_ours(base, there, others)}
+    peer = PEER if has_peer() else None
+    if peer:
+        runs[peer] = lambda: lookup_peer(base, there, others)
+    values = common.interleave(ROUNDS, runs)
+    cases = [f"{name}, {call} call" for name in ("there", "not there") for call in ("first", "later")]
+    named = {c: {f"lookup 2000 {case}": found for case, found in v.items()} for c, v in values.items()}
+    return [common.row(f"lookup 2000 {case}", "ms", named, (OURS, peer, None)) for case in cases]
+
+
+def longest_pause_ms(until: Callable[[], bool]) -> float:
+    """By how much another thread's short sleeps were prolonged at worst."""
+    worst = 0.0
+    while not until():
+        started = time.perf_counter()
+        time.sleep(0.001)
+        worst = max(worst, time.perf_counter() - started - 0.001)
+    return worst * 1e3
+
+
+def measure_walk(base: Path, count: int) -> list[common.Row]:
+    """Rows of the walk over `count` chunks (sparse files of 2 MiB)."""
+    size = SIZES["2 MiB"]
+    with scratch(base) as root:
+        empty = Ours(root, memoryview(mmap.mmap(-1, size)), size, [])
+        place = empty._tier._around.place  # noqa: SLF001
+        empty.close()
+        for i in range(count):
+            chunk = place.chunk_file(make_offload_key(hashlib.sha256(b"%d" % i).digest(), 0))
+            Path(chunk.path).parent.mkdir(parents=True, exist_ok=True)
+            with Path(chunk.path).open("wb") as file:
+                file.truncate(chunk.file_bytes)
+
+        def walk() -> dict[str, float]:
+            started = time.perf_counter()
+            ours = Ours(root, memoryview(mmap.mmap(-1, size)), size, [])
+            room = ours._tier._upkeep._room  # noqa: SLF001
+            pause_ms = longest_pause_ms(room.walked.is_set)
+            values = {"walk": time.perf_counter() - started, "longest pause during the walk": pause_ms}
+            assert ours._tier.stats().stored_chunks == count  # noqa: SLF001
+            ours.close()
+            return values
+
+        def bare() -> dict[str, float]:
+            started = time.perf_counter()
+            for directory, _, names in os.walk(root):
+                for name in names:
+                    os.lstat(f"{directory}/{name}")
+            ended_s = time.perf_counter()
+            idle_ms = longest_pause_ms(lambda: time.perf_counter() > ended_s + 1)
+            return {"walk": ended_s - started, "longest pause during the walk": idle_ms}
+
+        values = common.interleave(ROUNDS, {OURS: walk, "os.walk and lstat (pause: idle)": bare})
+    return [
+        common.row(case, unit, values, (OURS, None, "os.walk and lstat (pause: idle)"))
+        for case, unit in (("walk", "s"), ("longest pause during the walk", "ms"))
+    ]
+
+
+def has_peer() -> bool:
+    """Whether the peer can be measured."""
+    try:
+        import vllm.v1.kv_offload.tiering.fs.manager  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object a line, nothing else on stdout")
     parser.add_argument("--quick", action="store_true", help="256 MiB a run instead of 1 GiB")
     parser.add_argument("--dir", default=tempfile.gettempdir(), help="where to write (default: %(default)s)")
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--chunks", type=int, default=100_000, help="chunks in the directory that is walked")
     arguments = parser.parse_args()
     total = (256 if arguments.quick else 1024) << 20
     buffer = memoryview(mmap.mmap(-1, total))
@@ -289,6 +408,8 @@ def main() -> None:
     base = Path(tempfile.mkdtemp(prefix="fs-tier-", dir=arguments.dir))
     try:
         rows = [row for name in arguments.sizes for row in measure(base, buffer, name)]
+        del buffer
+        rows += measure_lookup(base) + measure_walk(base, 10_000 if arguments.quick else arguments.chunks)
     finally:
         shutil.rmtree(base)
     common.emit(rows, as_json=arguments.json)

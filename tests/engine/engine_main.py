@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ def main() -> None:
     descriptor, settings = int(sys.argv[1]), json.loads(sys.argv[2])
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
+    threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
         backend = (StepBackend if settings["mode"] == "step" else ServeBackend)(settings)
     except BaseException:
@@ -46,6 +48,13 @@ def main() -> None:
             connection.send(answer)
         if name == "stop":
             return
+
+
+def _die_with_parent(parent: int) -> None:
+    """A test run that was killed leaves no engine behind, not even one that is just starting."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _engine_args(settings: dict[str, Any]) -> dict[str, Any]:
@@ -79,6 +88,11 @@ def _sampling(request: dict[str, Any]) -> Any:
     return SamplingParams(
         temperature=0, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, **options
     )
+
+
+def _prompt(request: dict[str, Any]) -> dict[str, Any]:
+    salt = {"cache_salt": request["cache_salt"]} if "cache_salt" in request else {}
+    return {"prompt_token_ids": request["prompt"], **salt}
 
 
 def _plain_logprobs(items: Any) -> list[dict[int, float]] | None:
@@ -141,9 +155,7 @@ class StepBackend:
 
     def submit(self, requests: list[dict[str, Any]]) -> None:
         for request in requests:
-            self._engine.add_request(
-                request["id"], {"prompt_token_ids": request["prompt"]}, _sampling(request)
-            )
+            self._engine.add_request(request["id"], _prompt(request), _sampling(request))
             self._unfinished[request["id"]] = None
 
     def abort(self, ids: list[str]) -> None:
@@ -254,9 +266,7 @@ class ServeBackend:
 
     async def _one(self, request: dict[str, Any]) -> dict[str, Any]:
         last = None
-        async for output in self._engine.generate(
-            {"prompt_token_ids": request["prompt"]}, _sampling(request), request["id"]
-        ):
+        async for output in self._engine.generate(_prompt(request), _sampling(request), request["id"]):
             last = output
         return _plain(request["id"], last)
 

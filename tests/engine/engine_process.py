@@ -112,6 +112,14 @@ class EngineSettings:
         }
 
 
+def _shared_files_of(process: psutil.Process) -> set[str]:
+    try:
+        lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {line.split()[5] for line in lines if " /dev/shm/" in line and not line.endswith("(deleted)")}
+
+
 def _thread_binding(tp: int) -> str:
     """The same cores for every engine.
 
@@ -132,7 +140,7 @@ class Engine:
         self.log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._read_from = 0
+        self._shared_files: set[str] = set()
 
     def start(self, deadline_s: float = START_DEADLINE_S) -> Engine:
         """Start and wait until it serves. Raises EngineError if it does not; nothing of it is left then."""
@@ -261,7 +269,14 @@ class Engine:
     def processes(self) -> list[psutil.Process]:
         """The engine's processes, its own first, then all that it started."""
         root = psutil.Process(self.pid)
-        return [root, *root.children(recursive=True)]
+        found = [root, *root.children(recursive=True)]
+        self._shared_files |= {path for process in found for path in _shared_files_of(process)}
+        return found
+
+    @property
+    def shared_files_left(self) -> set[str]:
+        """Files in /dev/shm that its processes had mapped when `processes` was asked, and that are still there."""
+        return {path for path in self._shared_files if Path(path).exists()}
 
     def stop(self, deadline_s: float = 60.0) -> None:
         """End in an orderly way; by force after the deadline. Idempotent."""
@@ -273,7 +288,7 @@ class Engine:
         self.kill()
 
     def kill(self) -> None:
-        """End every process of the engine at once. Idempotent."""
+        """End every process of the engine at once, and remove what vLLM then leaves in /dev/shm. Idempotent."""
         if self._process is None:
             return
         processes = []
@@ -286,6 +301,9 @@ class Engine:
                 process.kill()
         self._process.wait(timeout=30)
         psutil.wait_procs(processes, timeout=30)
+        for path in self.shared_files_left:
+            assert "kvoffload" not in path, path
+            Path(path).unlink(missing_ok=True)
         if self._connection is not None:
             self._connection.close()
             self._connection = None

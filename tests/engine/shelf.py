@@ -19,7 +19,7 @@ from tiny_models import MAKERS, TinyModel
 
 BLOCKS = 21
 """Small on purpose: 20 blocks of 128 tokens, since the engine keeps one for itself. Two prompts of 1,100 tokens fit."""
-BASELINE_BLOCKS = {"llama": 120, "deepseek": 400}
+BASELINE_BLOCKS = {"llama": 120}
 HOST_BYTES = "64MiB"
 TRANSFER_TIMEOUT_S = 6.0
 
@@ -129,7 +129,6 @@ class Subject:
         blocks: int = BLOCKS,
         cold_tolerance: float = SAME_COMPUTATION,
         warm_tolerance: float = SAME_COMPUTATION,
-        faulty: bool = True,
         options: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
@@ -141,17 +140,14 @@ class Subject:
         self.warm_tolerance = warm_tolerance
         self._faults_path = folder / "faults.json"
         self._journal_path = folder / "journal.jsonl"
-        extra: dict[str, Any] = {"cpu_bytes_to_use": HOST_BYTES, **(options or {})}
-        if faulty:
-            extra |= {
-                "spec_name": "FaultySpec",
-                "spec_module_path": "faulty_spec",
-                "spec_options": {
-                    "control_path": str(self._faults_path),
-                    "journal_path": str(self._journal_path),
-                },
-                "transfer_timeout_s": TRANSFER_TIMEOUT_S,
-            }
+        extra: dict[str, Any] = {
+            "cpu_bytes_to_use": HOST_BYTES,
+            "transfer_timeout_s": TRANSFER_TIMEOUT_S,
+            "spec_name": "FaultySpec",
+            "spec_module_path": "faulty_spec",
+            "spec_options": {"control_path": str(self._faults_path), "journal_path": str(self._journal_path)},
+            **(options or {}),
+        }
         self.usable_blocks = blocks - 1
         self.blocks_per_chunk: int = extra.get("blocks_per_chunk", 1)
         self.tokens_per_chunk = self.model.tokens_per_block * self.blocks_per_chunk
@@ -245,15 +241,27 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         cold_tolerance=SAME_MATHS,
         warm_tolerance=SAME_MATHS,
     ),
+    "drafts": _kind(
+        "drafts",
+        options={"offload_prompt_only": False},
+        engine_args={
+            "speculative_config": {
+                "method": "ngram",
+                "num_speculative_tokens": 3,
+                "prompt_lookup_max": 2,
+                "prompt_lookup_min": 1,
+            }
+        },
+        cold_tolerance=SAME_MATHS,
+        warm_tolerance=SAME_MATHS,
+    ),
     "no-device-cache": _kind("no-device-cache", engine_args={"enable_prefix_caching": False}),
     "serve": _kind(
         "serve",
         mode="serve",
-        faulty=False,
         # As a user starts it: the connector by its name alone, the engine's default for failed loads.
         connector={"kv_connector_module_path": None, "kv_load_failure_policy": None},
     ),
     "tp2": _kind("tp2", tp=2),
-    "mla": _kind("mla", model="deepseek", blocks=161, cold_tolerance=SAME_MATHS, warm_tolerance=SAME_MATHS),
 }
 """Kinds of engines under test. Tests are sorted so that each kind is started once, in this order."""

@@ -121,3 +121,19 @@ def test_the_engines_default_for_failed_loads_is_pointed_out_at_start(subject: S
     ]
     assert len(lines) == 1
     assert "recompute" in lines[0]
+
+
+@on("serve")
+def test_with_the_engines_default_a_failed_load_fails_the_request_and_nobody_else(subject: Subject) -> None:
+    subject.engine.generate([PROMPT])
+    subject.evict_device()
+    subject.faults(load=Fault(fail="middle"))
+    (found,) = subject.engine.generate([PROMPT])
+    assert found.finish_reason == "error"
+    subject.faults()
+    cold = subject.cold([PROMPT, OTHER])
+    assert_equal_outputs(subject.engine.generate([PROMPT, OTHER]), cold, SAME_MATHS)
+    subject.evict_device()
+    with subject.counting() as counted:
+        assert_equal_outputs(subject.engine.generate([PROMPT, OTHER]), cold, SAME_MATHS)
+    assert counted["kvoffload_loaded_chunks"] == 16

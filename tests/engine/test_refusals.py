@@ -26,6 +26,7 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
 
 from kvoffload.connectors.vllm.config import build_offloading_config  # noqa: E402
 from kvoffload.errors import ConfigError, KvError, UnsupportedModelError  # noqa: E402
+from kvoffload.keys.fingerprint import namespace_of  # noqa: E402
 from kvoffload.spec.factory import OffloadingSpecFactory  # noqa: E402
 
 LAYERS = ["layer.0", "layer.1"]
@@ -82,7 +83,20 @@ def _engine(tmp_path: Path, *, options: dict[str, Any] | None = None, **changes:
         ),
         parallel_config=parallel,
         cache_config=cache,
-        model_config=SimpleNamespace(model=str(tmp_path), revision=None),
+        model_config=SimpleNamespace(
+            model=str(tmp_path),
+            revision=None,
+            use_mla=changes.get("use_mla", False),
+            is_prefix_caching_supported=changes.get("is_prefix_caching_supported", True),
+            hf_config=SimpleNamespace(
+                to_dict=lambda: {"rope": changes.get("rope"), "_name_or_path": "anywhere"}
+            ),
+            quantization=changes.get("quantization"),
+            dtype=changes.get("dtype", torch.float32),
+            seed=changes.get("seed", 0),
+        ),
+        load_config=SimpleNamespace(load_format=changes.get("load_format", "auto")),
+        device_config=SimpleNamespace(device_type=changes.get("device_type", "cpu")),
         speculative_config=changes.get("speculative_config"),
         kv_events_config=None,
         use_v2_model_runner=False,
@@ -113,12 +127,35 @@ def test_a_plain_model_is_accepted(tmp_path: Path) -> None:
     OffloadingSpecFactory.create(config).close()
 
 
-def test_latent_attention_is_accepted(tmp_path: Path) -> None:
+def test_latent_attention_is_refused_where_the_engine_cannot_go_on_behind_a_prefix(tmp_path: Path) -> None:
     latent = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
-    assert (
-        build_offloading_config(_engine(tmp_path, block_size=16), _cache(latent)).groups[0].tokens_per_block
-        == 16
-    )
+    text = _refusal(_engine(tmp_path, block_size=16, use_mla=True), _cache(latent))
+    assert "MLA" in text
+    other = _engine(tmp_path, block_size=16, use_mla=True, device_type="cuda")
+    assert build_offloading_config(other, _cache(latent)).groups[0].tokens_per_block == 16
+
+
+def test_tasks_without_prefix_caching_are_refused(tmp_path: Path) -> None:
+    text = _refusal(_engine(tmp_path, is_prefix_caching_supported=False), _cache(FULL))
+    assert "prefix caching" in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope": "yarn"},
+        {"quantization": "fp8"},
+        {"dtype": torch.bfloat16},
+        {"load_format": "dummy", "seed": 1},
+    ],
+    ids=str,
+)
+def test_what_changes_the_numbers_of_a_checkpoint_changes_the_namespace(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    plain = namespace_of(build_offloading_config(_engine(tmp_path), _cache(FULL)))
+    changed = namespace_of(build_offloading_config(_engine(tmp_path, **change), _cache(FULL)))
+    assert plain.digest != changed.digest
 
 
 def test_several_groups_are_refused(tmp_path: Path) -> None:

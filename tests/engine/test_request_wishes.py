@@ -77,3 +77,18 @@ def test_wishes_of_other_connectors_are_passed_over(subject: Subject) -> None:
         subject.engine.generate([PROMPT], kv_transfer_params={"do_remote_prefill": False, "whatever": [1]})
     assert counted["kvoffload_bad_request_params"] == 0
     assert counted["kvoffload_stored_chunks"] == 8
+
+
+@on("tp1", "serve")
+def test_a_cache_salt_isolates_its_requests(subject: Subject) -> None:
+    cold = subject.cold([PROMPT])
+    owners = [{"cache_salt": "one"}, {"cache_salt": "two"}, {}]
+    for owner in owners:
+        (found,) = subject.engine.generate([PROMPT], **owner)
+        assert found.cached_tokens == 0, f"{owner} was served with somebody else's KV"
+        subject.evict_device()
+    for owner in owners:
+        (found,) = subject.engine.generate([PROMPT], **owner)
+        assert found.cached_tokens == 1024
+        assert_equal_outputs([found], cold, SAME_MATHS)
+        subject.evict_device()

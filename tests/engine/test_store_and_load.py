@@ -11,7 +11,7 @@ from shelf import Subject
 from tiny_models import full_chunk_tokens, prompts_of, random_tokens
 
 PROMPTS = prompts_of(seed=1, number=6, tokens=1100)
-ALL = ("tp1", "async", "small-steps", "no-device-cache", "serve", "tp2", "mla")
+ALL = ("tp1", "async", "small-steps", "no-device-cache", "serve", "tp2")
 
 
 @on(*ALL)
@@ -38,17 +38,14 @@ def test_evicted_prompts_come_back_with_equal_outputs(subject: Subject) -> None:
     assert second["vllm:external_prefix_cache_hits"] >= 0.9 * wanted
     assert [output.cached_tokens for output in found] == [wanted // len(PROMPTS)] * len(PROMPTS)
     # The loaded run computes the end of the prompt only, like one that hits the engine's own cache.
-    if subject.kind == "mla":
-        assert_equal_outputs(found, cold, subject.warm_tolerance)
-    else:
-        assert_equal_outputs(found, subject.warm(PROMPTS), subject.warm_tolerance)
-        assert_equal_outputs(found, cold, SAME_MATHS)
+    assert_equal_outputs(found, subject.warm(PROMPTS), subject.warm_tolerance)
+    assert_equal_outputs(found, cold, SAME_MATHS)
 
     other = prompts_of(seed=2, number=1, tokens=700)
     assert_equal_outputs(subject.engine.generate(other), subject.cold(other), subject.cold_tolerance)
 
 
-@on("tp1", "async", "tp2", "mla")
+@on("tp1", "async", "tp2")
 def test_negative_control_damaged_kv_changes_the_output(subject: Subject) -> None:
     cold = subject.cold(PROMPTS[:3])
     subject.engine.generate(PROMPTS[:3])
@@ -180,11 +177,6 @@ def test_async_scheduling_is_really_on(subject: Subject) -> None:
     assert facts["scheduler"] == "AsyncScheduler"
 
 
-@on("mla")
-def test_latent_attention_is_one_group_of_its_own_kind(subject: Subject) -> None:
-    assert subject.engine.facts()["groups"] == ["MLAAttentionSpec"]
-
-
 @on("no-device-cache")
 def test_without_a_device_cache_every_repeat_is_served_from_the_host(subject: Subject) -> None:
     prompt = PROMPTS[0]
@@ -195,3 +187,21 @@ def test_without_a_device_cache_every_repeat_is_served_from_the_host(subject: Su
         assert_equal_outputs(found, cold, SAME_MATHS)
         assert counted["kvoffload_loaded_chunks"] == (8 if round_number else 0)
         assert counted["vllm:prefix_cache_hits"] == 0
+
+
+@on("drafts")
+def test_rejected_drafts_are_never_stored(subject: Subject) -> None:
+    # Every known token may begin a draft, and next to all drafts are wrong.
+    prompts = prompts_of(seed=14, number=3, tokens=500)
+    cold = subject.cold(prompts, max_tokens=300)
+    with subject.counting() as counted:
+        answers = subject.engine.generate(prompts, max_tokens=300)
+    assert counted["vllm:spec_decode_num_draft_tokens"] > 100
+    assert counted["vllm:spec_decode_num_accepted_tokens"] < counted["vllm:spec_decode_num_draft_tokens"]
+    assert_equal_outputs(answers, cold, SAME_MATHS)
+    subject.evict_device()
+    turns = [[*prompt, *answer.tokens, 11, 12, 13] for prompt, answer in zip(prompts, answers, strict=True)]
+    found = subject.engine.generate(turns)
+    # 500 + 300 - 1 tokens have KV.
+    assert [output.cached_tokens for output in found] == [799 // 128 * 128] * 3
+    assert_equal_outputs(found, subject.cold(turns), SAME_MATHS)

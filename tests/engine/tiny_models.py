@@ -47,40 +47,6 @@ def make_llama(root: Path) -> TinyModel:
     return TinyModel(str(path), tokens_per_block=128, dtype="float32")
 
 
-def make_deepseek(root: Path) -> TinyModel:
-    """Multi-head latent attention (MLA), dense layers only. Float32 for the same reason."""
-    import torch
-    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
-
-    torch.manual_seed(21)
-    config = DeepseekV2Config(
-        hidden_size=256,
-        intermediate_size=512,
-        moe_intermediate_size=256,
-        num_hidden_layers=3,
-        first_k_dense_replace=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        kv_lora_rank=512,
-        q_lora_rank=None,
-        qk_rope_head_dim=64,
-        qk_nope_head_dim=128,
-        v_head_dim=128,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        n_group=1,
-        topk_group=1,
-        vocab_size=VOCAB,
-        max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=False,
-        initializer_range=0.08,
-    )
-    path = root / "tiny-deepseek"
-    DeepseekV2ForCausalLM(config).to(torch.float32).save_pretrained(path)
-    return TinyModel(str(path), tokens_per_block=16, dtype="float32")
-
-
 def make_gemma3(root: Path) -> TinyModel:
     """Sliding windows beside full attention: several cache groups, which this version refuses."""
     import torch
@@ -106,7 +72,6 @@ def make_gemma3(root: Path) -> TinyModel:
 
 MAKERS: dict[str, Callable[[Path], TinyModel]] = {
     "llama": make_llama,
-    "deepseek": make_deepseek,
     "gemma3": make_gemma3,
 }
 

@@ -133,6 +133,10 @@ def _check_ranges(options: OffloadingOptions) -> None:
         raise ConfigError(
             f"{WHERE}: load_policy={options.load_policy!r} is not known; valid: {', '.join(LOAD_POLICIES)}"
         )
+    if not 0 <= options.drain_timeout_s <= MAX_WAIT_S:
+        raise ConfigError(
+            f"{WHERE}: drain_timeout_s={options.drain_timeout_s} must be 0 to {MAX_WAIT_S:.0f} seconds"
+        )
     for name in ("join_timeout_s", "pending_timeout_s", "transfer_timeout_s", "promotion_deadline_s"):
         # Written so that "not a number" fails too. Larger waits overflow in the operating system's timers.
         if not 0 < getattr(options, name) <= MAX_WAIT_S:

@@ -6,6 +6,8 @@ the same thing in different forms, so only what both have is used.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from kvoffload.layout import direct
 from kvoffload.spec.factory import OffloadingSpecFactory
 
 _FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
-"""The kinds of full attention whose whole state is in the pages of the block table. Subclasses may keep more
+"""MLA on devices whose kernels can go on behind a cached prefix only, see `_refuse_no_prefix`. The kinds of full attention whose whole state is in the pages of the block table. Subclasses may keep more
 state elsewhere or drop blocks, so the names are compared, not the ancestry."""
 
 
@@ -107,10 +109,27 @@ def _model(vllm_config: Any, kv_cache_config: Any) -> OffloadingModelConfig:
     return OffloadingModelConfig(
         # A local directory is known by its contents (see the revision), not by where it lies on this host.
         name=Path(model.model).name if os.path.exists(model.model) else model.model,  # noqa: PTH110
-        revision=model_revision(model.model, model.revision),
+        revision=f"{model_revision(model.model, model.revision)} {_weights_identity(vllm_config)}",
         # What the engine allocated, not what was asked for: "auto" means different things for different checkpoints.
         dtype=f"{_dtype_name(spec.dtype)} ({vllm_config.cache_config.cache_dtype})",
         quantisation=str(getattr(spec.kv_quant_mode, "name", spec.kv_quant_mode)).lower(),
+    )
+
+
+def _weights_identity(vllm_config: Any) -> str:
+    """What else decides which numbers come out of the same checkpoint: overrides, quantisation, dtype, dummy weights."""
+    model = vllm_config.model_config
+    settings = {
+        name: value
+        for name, value in model.hf_config.to_dict().items()
+        if name not in ("_name_or_path", "transformers_version")
+    }
+    text = json.dumps(settings, sort_keys=True, default=str)
+    load_format = str(vllm_config.load_config.load_format)
+    seed = f" seed={model.seed}" if load_format == "dummy" else ""
+    return (
+        f"config={hashlib.sha256(text.encode()).hexdigest()[:16]} quantization={model.quantization} "
+        f"dtype={_dtype_name(model.dtype)} load_format={load_format}{seed}"
     )
 
 
@@ -135,7 +154,24 @@ def _cache(
     )
 
 
+def _refuse_no_prefix(vllm_config: Any) -> None:
+    """Refuse what the engine cannot compute rightly when the beginning of a prompt comes from a cache."""
+    model = vllm_config.model_config
+    if model.use_mla and vllm_config.device_config.device_type == "cpu":
+        # vLLM itself switches its prefix cache off there; measured: log-probabilities differ by 0.1 after a load.
+        raise UnsupportedModelError(
+            "kvoffload: vLLM's CPU kernels for MLA models cannot go on behind a cached prefix (vLLM switches its own "
+            "prefix cache off for them, too); start without the connector"
+        )
+    if not model.is_prefix_caching_supported:
+        raise UnsupportedModelError(
+            "kvoffload: vLLM does not support prefix caching for this model or task (pooling over the whole prompt, "
+            "for example), so nothing can be loaded for it; start without the connector"
+        )
+
+
 def _refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
+    _refuse_no_prefix(vllm_config)
     parallel = vllm_config.parallel_config
     for name, value in (
         ("pipeline_parallel_size", parallel.pipeline_parallel_size),

@@ -124,7 +124,7 @@ class ConnectorScheduler:
         """Whether the engine should keep stepping."""
         return self._manager.has_pending_work()
 
-    @guarded(lambda: True)
+    @guarded(lambda: False)
     def reset(self) -> bool:
         """Forget all chunks; True if all tiers are empty now."""
         results = self._manager.reset()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kvoffload.tiers.fs.directory import GONE, prune, walk_namespace
 from kvoffload.tiers.fs.share import UsageShare
-from kvoffload.tiers.fs.upkeep import Surroundings
+from kvoffload.tiers.fs.surroundings import Surroundings
 
 
 class Clearing:

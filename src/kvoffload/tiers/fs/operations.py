@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from kvoffload.tiers.fs.place import ChunkFile
 from kvoffload.tiers.fs.reader import ChunkReader
 from kvoffload.tiers.fs.room import Room
 from kvoffload.tiers.fs.share import UsageShare
-from kvoffload.tiers.fs.upkeep import Surroundings
+from kvoffload.tiers.fs.surroundings import Surroundings
 
 _NOT_WRITABLE_PAUSE_S = 5.0
 """A directory that cannot be written (EROFS, EACCES) is tried again after this time."""
@@ -138,10 +139,10 @@ class Operations:
         gone = (Outcome.MISSING, Outcome.CORRUPT)
         self._index.set_absent([key for key, outcome in outcomes.items() if outcome in gone])
         if not self._is_void(part):
-            self._index.confirm(self._uses(part, [key for key in outcomes if outcomes[key] is Outcome.DONE]))
+            self._index.confirm(self._uses(part, {key for key in outcomes if outcomes[key] is Outcome.DONE}))
         return SliceEnd(outcomes, moved)
 
-    def _uses(self, part: Slice, keys: Collection[OffloadKey]) -> list[Use]:
+    def _uses(self, part: Slice, keys: AbstractSet[OffloadKey]) -> list[Use]:
         return [
             (entry.key, self._used_s(part, position))
             for position, entry in enumerate(part.entries)

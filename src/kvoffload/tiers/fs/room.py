@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from kvoffload.clock import Clock
@@ -15,7 +16,7 @@ from kvoffload.tiers.fs.share import UsageShare, grant_bytes_for
 _ROUNDS = 4
 """How often room is made before others, who take it, have won."""
 _WALK_PATIENCE_S = 1.0
-"""How long a store waits for a walk: before the first one nothing can be evicted, and perhaps nothing promised."""
+"""How long stores wait for a walk: before the first one nothing can be evicted, and perhaps nothing promised."""
 _ANSWER_AGE_S = 0.5
 _DEFAULT_MIN_FREE_PART = 20
 _DEFAULT_MIN_FREE_BYTES = 20 * 1024**3
@@ -93,6 +94,7 @@ class Room:
         """Set while a walk has been made and no other one is needed."""
         self.wants_walk = threading.Event()
         """Set to have one made soon."""
+        self._waits_since_s: float | None = None
 
     def acquire(self, need_bytes: int, is_kept: IsKept) -> int | None:
         """Get leave to write `need_bytes`, evicting if need be, but never a chunk that `is_kept`.
@@ -121,7 +123,8 @@ class Room:
 
     def make_some(self, need_bytes: int, is_kept: IsKept) -> None:
         """The file system is full, or a quota is, whatever it says: shrink a little, so that there is turnover."""
-        self._free_space.changed(self._evictor.evict(need_bytes, is_kept))
+        if self.walked.is_set():
+            self._free_space.changed(self._evictor.evict(need_bytes, is_kept))
 
     def _has_free_space(self, need_bytes: int, is_kept: IsKept) -> bool:
         try:
@@ -129,8 +132,7 @@ class Room:
             if missing:
                 # Reckoning errs on the safe side.
                 missing = self._free_space.missing_bytes(need_bytes, anew=True)
-            if missing:
-                self._wait_for_walk()
+            if missing and self._wait_for_walk():
                 self._free_space.changed(self._evictor.evict(missing, is_kept))
                 missing = self._free_space.missing_bytes(need_bytes)
         except OSError as error:
@@ -150,13 +152,14 @@ class Room:
                 return True
             if missing is None:
                 self.walked.clear()
-                if not self._wait_for_walk():
-                    self._counters.add("rejected_not_counted")
-                    return False
-                continue
             if freed == 0:
                 break
-            self._wait_for_walk()
+            if not self._wait_for_walk():
+                # Until then nobody knows what is old.
+                self._counters.add("rejected_before_walk")
+                return False
+            if missing is None:
+                continue
             freed = self._evictor.evict(missing + self._batch_bytes, is_kept)
             self._free_space.changed(freed)
             if self._evictor.needs_walk:
@@ -165,6 +168,15 @@ class Room:
         return False
 
     def _wait_for_walk(self) -> bool:
-        if not self.walked.is_set():
-            self.wants_walk.set()
-        return self.walked.wait(_WALK_PATIENCE_S)
+        if self.walked.is_set():
+            self._waits_since_s = None
+            return True
+        self.wants_walk.set()
+        now_s = time.monotonic()
+        if self._waits_since_s is None:
+            self._waits_since_s = now_s
+        # Together and not each: on a large directory the first walk takes long, and jobs have deadlines.
+        is_over = self.walked.wait(max(0.0, self._waits_since_s + _WALK_PATIENCE_S - now_s))
+        if is_over:
+            self._waits_since_s = None
+        return is_over

@@ -46,7 +46,8 @@ from kvoffload.tiers.fs.prober import Prober
 from kvoffload.tiers.fs.reader import ChunkReader
 from kvoffload.tiers.fs.room import FreeSpace, Room
 from kvoffload.tiers.fs.share import UsageShare
-from kvoffload.tiers.fs.upkeep import Surroundings, Upkeep, UpkeepOptions
+from kvoffload.tiers.fs.surroundings import Surroundings
+from kvoffload.tiers.fs.upkeep import Upkeep, UpkeepOptions
 from kvoffload.tiers.fs.usage import UsageFile
 from kvoffload.tiers.fs.walker import Walker
 from kvoffload.tiers.fs.writer import new_writer

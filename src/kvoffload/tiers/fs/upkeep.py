@@ -8,15 +8,12 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvoffload.clock import Clock
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.tiers.fs.counters import Counters
 from kvoffload.tiers.fs.directory import GONE
-from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.index import ChunkIndex
-from kvoffload.tiers.fs.place import StorePlace
 from kvoffload.tiers.fs.room import Room
 from kvoffload.tiers.fs.share import UsageShare
+from kvoffload.tiers.fs.surroundings import Surroundings
 from kvoffload.tiers.fs.walker import Walker, WalkStoppedError
 
 logger = logging.getLogger(__name__)
@@ -37,19 +34,6 @@ class UpkeepOptions:
     touch_interval_s: float
     walk_interval_s: float
     read_only: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What everything of a tier needs: the disk, the names on it, the counters and the clocks."""
-
-    disk: DiskIO
-    place: StorePlace
-    counters: Counters
-    clock: Clock
-    """For intervals."""
-    wall_clock: Clock
-    """For times on the disk: seconds since the epoch."""
 
 
 class Upkeep:
@@ -134,8 +118,8 @@ class Upkeep:
         )
         if is_due or is_urgent:
             self._walk_is_asked_for = False
+            self._walked_s = now_s
             self._walk(is_first=since_s is None)
-            self._walked_s = self._around.clock.now_s()
 
     def _walk(self, *, is_first: bool) -> None:
         self._walk_began_s = time.monotonic()
