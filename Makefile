@@ -34,7 +34,7 @@ unit: unit-env
 	$(UNIT_ENV)/bin/ruff format --check .
 	$(UNIT_ENV)/bin/mypy
 	$(UNIT_ENV)/bin/lint-imports
-	$(UNIT_ENV)/bin/python -m pytest -m "not engine"
+	$(UNIT_ENV)/bin/python -m pytest -m "not engine" -n auto
 
 engine-test: engine-env
 	$(ENGINE_ENV)/bin/python -m pytest -m engine

@@ -19,6 +19,7 @@ limit is a bare scandir and stat of everything), with the longest pause that it 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import itertools
 import json
@@ -28,9 +29,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -50,7 +52,8 @@ SIZES = {"256 KiB": 256 << 10, "512 KiB": 512 << 10, "2 MiB": 2 << 20, "8 MiB": 
 SHAPES = {"stream": (32 << 20, 8), "one": (128 << 20, 1)}
 """Name → (bytes of a job, jobs in flight)."""
 THREADS = 16
-ROUNDS = 5
+ROUNDS = 6
+SETTLE_S = 2.0
 PAUSE_S = 1e-4
 
 
@@ -162,74 +165,68 @@ def run_contender(
     values = {}
     for shape in shapes:
         keys = [make_offload_key(hashlib.sha256(b"%d" % i).digest(), 0) for i in range(count)]
-        with scratch(base) as root:
-            contender = make(root, buffer, size, keys)
-            for verb in (Verb.STORE, Verb.LOAD):
-                values[f"{verb.value} {shape}"] = run_jobs(contender, verb, count, size, shape)
-            contender.close()
+        contender = make(Path(tempfile.mkdtemp(dir=base)), buffer, size, keys)
+        for verb in (Verb.STORE, Verb.LOAD):
+            values[f"{verb.value} {shape}"] = run_jobs(contender, verb, count, size, shape)
+            settle(0.1)
+        contender.close()
     return values
 
 
 def run_fio(base: Path, total: int, size: int, shapes: Sequence[str]) -> dict[str, float]:
     """GB/s that fio gets, counted for every shape."""
-    values = {}
-    with scratch(base) as root:
-        for verb, mode in ((Verb.STORE, "write"), (Verb.LOAD, "read")):
-            command = [
-                "fio", "--name=limit", f"--directory={root}", f"--rw={mode}", f"--bs={size}", f"--filesize={size}",
-                f"--nrfiles={max(1, total // size // THREADS)}", f"--numjobs={THREADS}", "--direct=1", "--ioengine=psync",
-                "--openfiles=1", "--file_service_type=sequential", "--thread", "--group_reporting", "--create_on_open=1",
-                "--fallocate=none", "--output-format=json",
-            ]  # fmt: skip
-            done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
-            text = done.stdout[done.stdout.index("{") :]
-            rate = json.loads(text)["jobs"][0][mode]["bw_bytes"] / 1e9
-            values.update({f"{verb.value} {shape}": rate for shape in shapes})
+    values, root = {}, tempfile.mkdtemp(dir=base)
+    for verb, mode in ((Verb.STORE, "write"), (Verb.LOAD, "read")):
+        command = [
+            "fio", "--name=limit", f"--directory={root}", f"--rw={mode}", f"--bs={size}", f"--filesize={size}",
+            f"--nrfiles={max(1, total // size // THREADS)}", f"--numjobs={THREADS}", "--direct=1", "--ioengine=psync",
+            "--openfiles=1", "--file_service_type=sequential", "--thread", "--group_reporting", "--create_on_open=1",
+            "--fallocate=none", "--output-format=json",
+        ]  # fmt: skip
+        done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+        text = done.stdout[done.stdout.index("{") :]
+        rate = json.loads(text)["jobs"][0][mode]["bw_bytes"] / 1e9
+        values.update({f"{verb.value} {shape}": rate for shape in shapes})
+        settle(0.1)
     return values
 
 
 def run_plain(base: Path, buffer: memoryview, size: int, shapes: Sequence[str]) -> dict[str, float]:
     """GB/s of a plain loop, counted for every shape: the limit where there is no fio."""
-    count = len(buffer) // size
-    values = {}
-    with scratch(base) as root:
-        for verb in (Verb.STORE, Verb.LOAD):
-            flags = os.O_DIRECT | (os.O_CREAT | os.O_WRONLY if verb is Verb.STORE else os.O_RDONLY)
-            call = os.pwritev if verb is Verb.STORE else os.preadv
-            numbers = iter(range(count))
+    count, values, root = len(buffer) // size, {}, tempfile.mkdtemp(dir=base)
+    for verb in (Verb.STORE, Verb.LOAD):
+        flags = os.O_DIRECT | (os.O_CREAT | os.O_WRONLY if verb is Verb.STORE else os.O_RDONLY)
+        call = os.pwritev if verb is Verb.STORE else os.preadv
 
-            def work(flags: int = flags, call: Any = call, numbers: Iterator[int] = numbers) -> None:
-                for i in numbers:
-                    fd = os.open(root / str(i), flags, 0o644)
-                    call(fd, [buffer[i * size : (i + 1) * size]], 0)
-                    os.close(fd)
+        def work(i: int, flags: int = flags, call: Any = call) -> None:
+            fd = os.open(f"{root}/{i}", flags, 0o644)
+            call(fd, [buffer[i * size : (i + 1) * size]], 0)
+            os.close(fd)
 
-            threads = [threading.Thread(target=work) for _ in range(THREADS)]
+        with ThreadPoolExecutor(THREADS) as threads:
             started = time.perf_counter()
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            list(threads.map(work, range(count)))
             rate = count * size / (time.perf_counter() - started) / 1e9
-            values.update({f"{verb.value} {shape}": rate for shape in shapes})
+        values.update({f"{verb.value} {shape}": rate for shape in shapes})
+        settle(0.1)
     return values
 
 
-class scratch:  # noqa: N801  (used like a function)
-    """A directory that is gone afterwards, the disk's work for that included."""
+@contextmanager
+def scratch(base: Path) -> Iterator[Path]:
+    """A directory that is gone afterwards, and the disk quiet: deleting (and trimming) is slow and goes on for a while."""
+    path = Path(tempfile.mkdtemp(dir=base))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+        settle(SETTLE_S)
 
-    def __init__(self, base: Path) -> None:
-        self._base = base
 
-    def __enter__(self) -> Path:
-        self._path = Path(tempfile.mkdtemp(dir=self._base))
-        return self._path
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._path)
-        # Else the next contender pays for the deletion of this one's files.
-        os.sync()
-        time.sleep(0.3)
+def settle(seconds: float) -> None:
+    """Let the disk end what it has begun."""
+    os.sync()
+    time.sleep(seconds)
 
 
 def measure_checksum(buffer: memoryview, size: int) -> dict[str, float]:
@@ -246,23 +243,26 @@ def measure(base: Path, buffer: memoryview, name: str) -> list[common.Row]:
     size, shapes = SIZES[name], tuple(SHAPES)
     has_fio = shutil.which("fio") is not None
     limit = LIMIT if has_fio else PLAIN_LIMIT
-    runs: dict[str, Callable[[], dict[str, float]]] = {
-        OURS: lambda: run_contender(Ours, base, buffer, size, shapes) | measure_checksum(buffer, size),
-        limit: (lambda: run_fio(base, len(buffer), size, shapes))
+    runs: dict[str, Callable[[Path], dict[str, float]]] = {
+        OURS: lambda root: run_contender(Ours, root, buffer, size, shapes) | measure_checksum(buffer, size),
+        limit: (lambda root: run_fio(root, len(buffer), size, shapes))
         if has_fio
-        else (lambda: run_plain(base, buffer, size, shapes)),
+        else (lambda root: run_plain(root, buffer, size, shapes)),
     }
     peer = PEER if has_peer() else None
     if peer:
-        runs[peer] = lambda: run_contender(Peer, base, buffer, size, shapes)
+        runs[peer] = lambda root: run_contender(Peer, root, buffer, size, shapes)
     values: dict[str, dict[str, list[float]]] = {contender: {} for contender in runs}
     order = list(runs)
     for number in range(ROUNDS):
-        turned = order[number % len(order) :] + order[: number % len(order)]
         print(f"{name}, round {number + 1} of {ROUNDS}", file=sys.stderr)
-        for contender, cases in common.interleave(1, {c: runs[c] for c in turned}).items():
-            for case, found in cases.items():
-                values[contender].setdefault(case, []).extend(found)
+        turned = order[number % len(order) :] + order[: number % len(order)]
+        # Nothing is deleted within a round, so that nobody pays for the others' deletions.
+        with scratch(base) as root:
+            found = common.interleave(1, {c: functools.partial(runs[c], root) for c in turned})
+        for contender, cases in found.items():
+            for case, rates in cases.items():
+                values[contender].setdefault(case, []).extend(rates)
     cases = [f"{verb.value} {shape}" for shape in shapes for verb in (Verb.STORE, Verb.LOAD)]
     renamed = {
         contender: {f"{case} {name}": found for case, found in by_case.items()}
