@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -143,16 +144,14 @@ def run_jobs(contender: Contender, verb: Verb, count: int, size: int, shape: str
     """GB/s of storing or loading `count` chunks."""
     job_bytes, in_flight = SHAPES[shape]
     per_job = max(1, job_bytes // size)
-    jobs = iter([range(first, min(first + per_job, count)) for first in range(0, count, per_job)])
+    waiting = deque(range(first, min(first + per_job, count)) for first in range(0, count, per_job))
     running, numbers = 0, itertools.count(1)
     started = time.perf_counter()
-    while True:
-        while running < in_flight and (rows := next(jobs, None)) is not None:
-            contender.submit(verb, next(numbers), rows)
+    while waiting or running:
+        while waiting and running < in_flight:
+            contender.submit(verb, next(numbers), waiting.popleft())
             running += 1
         running -= contender.poll()
-        if running == 0:
-            break
         time.sleep(PAUSE_S)
     return count * size / (time.perf_counter() - started) / 1e9
 

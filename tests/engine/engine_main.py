@@ -81,7 +81,9 @@ def _sampling(request: dict[str, Any]) -> Any:
     from vllm.sampling_params import RequestOutputKind
 
     options = {
-        key: value for key, value in request.items() if key not in {"id", "prompt", "kv_transfer_params"}
+        key: value
+        for key, value in request.items()
+        if key not in {"id", "prompt", "kv_transfer_params", "cache_salt"}
     }
     if "kv_transfer_params" in request:
         options["extra_args"] = {"kv_transfer_params": request["kv_transfer_params"]}

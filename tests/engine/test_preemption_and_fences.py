@@ -97,12 +97,14 @@ def test_a_store_that_cannot_be_finished_in_time_is_void_and_the_engine_goes_on(
 
 @on("tp1", "tp2")
 def test_negative_control_without_fences_wrong_kv_is_stored_and_seen(subject: Subject) -> None:
-    subject.faults(store=Fault(delay_s=1.0, unfenced=True))
+    # Held, not delayed: the store reads when BIG has written over its blocks, however slow the machine is.
+    subject.faults(store=Fault(hold=True, unfenced=True))
     subject.engine.submit([PROMPT], max_tokens=1)
     subject.engine.step_until(lambda now: not now["unfinished"], "the first one finished")
     subject.engine.submit([BIG])
-    subject.engine.collect()
+    subject.engine.collect(until_idle=False)
     subject.faults()
+    subject.engine.collect()
     subject.evict_device()
     (found,) = subject.engine.generate([PROMPT])
     assert found.cached_tokens == 1024
