@@ -116,7 +116,7 @@ def _plain(request_id: str, output: Any) -> dict[str, Any]:
 
 
 def _metrics() -> dict[str, float]:
-    """All counters and gauges of this process: the sum over the labels, by name."""
+    """All counters and gauges of this process: the sum over the labels, by name; those of tiers also one by one."""
     from prometheus_client import REGISTRY
 
     values: dict[str, float] = {}
@@ -125,6 +125,12 @@ def _metrics() -> dict[str, float]:
             if family.type in {"counter", "gauge"} and not sample.name.endswith("_created"):
                 name = sample.name.removesuffix("_total")
                 values[name] = values.get(name, 0.0) + sample.value
+                if name.startswith("kvoffload_tier_"):
+                    own = {
+                        k: v for k, v in sample.labels.items() if k in {"tier", "verb", "outcome", "event"}
+                    }
+                    series = f"{name}{{{','.join(f'{k}={v}' for k, v in sorted(own.items()))}}}"
+                    values[series] = values.get(series, 0.0) + sample.value
     return values
 
 

@@ -5,7 +5,9 @@ At most two engines live at a time: one under test, and one without the connecto
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,7 +55,7 @@ class Shelf:
     def drop(self) -> None:
         """End the engine under test; the next test gets a new one."""
         if self._subject is not None:
-            self._subject.engine.stop()
+            self._subject.close()
             self._subject = None
 
     def engine(self, settings: EngineSettings, label: str) -> Engine:
@@ -116,6 +118,22 @@ class Shelf:
         return folder
 
 
+class SmallDisk:
+    """A file system of its own that is soon full: a small tmpfs. Where mounting is not permitted there is none."""
+
+    def __init__(self, path: Path, size: str) -> None:
+        path.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+        done = subprocess.run(command, check=False, capture_output=True)
+        self.path = path
+        self.exists = done.returncode == 0
+
+    def close(self) -> None:
+        """Give it back."""
+        if self.exists:
+            subprocess.run(["umount", "-l", str(self.path)], check=True)
+
+
 class Subject:
     """An engine with the connector, its faults, and what its outputs must be."""
 
@@ -138,6 +156,7 @@ class Subject:
         self.model = shelf.model(model)
         self.cold_tolerance = cold_tolerance
         self.warm_tolerance = warm_tolerance
+        self._folder = folder
         self._faults_path = folder / "faults.json"
         self._journal_path = folder / "journal.jsonl"
         extra: dict[str, Any] = {
@@ -148,13 +167,12 @@ class Subject:
             "spec_options": {"control_path": str(self._faults_path), "journal_path": str(self._journal_path)},
             **(options or {}),
         }
+        extra = {name: value for name, value in extra.items() if value is not None}
         self.usable_blocks = blocks - 1
         self.blocks_per_chunk: int = extra.get("blocks_per_chunk", 1)
         self.tokens_per_chunk = self.model.tokens_per_block * self.blocks_per_chunk
-        self.engine = Engine(
-            EngineSettings(model=self.model, blocks=blocks, kvoffload=extra, **settings),
-            folder / "engine.log",
-        )
+        self.settings = EngineSettings(model=self.model, blocks=blocks, kvoffload=extra, **settings)
+        self.engine = Engine(self.settings, folder / "engine.log")
         self.tp = self.engine.settings.tp
         self._steps = self.engine.settings.mode == "step"
 
@@ -181,6 +199,22 @@ class Subject:
             return []
         entries = [json.loads(line) for line in self._journal_path.read_text().splitlines()]
         return [entry for entry in entries if entry["direction"] == direction and entry["event"] == event]
+
+    # -- its life ------------------------------------------------------------------------------------------------
+
+    def restart(self, *, kill: bool = False, **settings: Any) -> None:
+        """End the engine (without warning, if `kill`) and start another one of the same settings, except `settings`."""
+        if kill:
+            self.engine.kill()
+        else:
+            self.engine.stop()
+        self.settings = dataclasses.replace(self.settings, **settings)
+        self.tp = self.settings.tp
+        self.engine = Engine(self.settings, self._folder / "engine.log").start()
+
+    def close(self) -> None:
+        """End it for good."""
+        self.engine.stop()
 
     # -- between tests -------------------------------------------------------------------------------------------
 
@@ -226,6 +260,37 @@ class Subject:
         grown.update({name: value - before.get(name, 0) for name, value in after.items()})
 
 
+class FsSubject(Subject):
+    """An engine with two directories below the host: a large one, and (where it can be made) a disk that is full."""
+
+    def __init__(self, shelf: Shelf, folder: Path, **settings: Any) -> None:
+        self.root = folder / "store"
+        self.small_disk = SmallDisk(folder / "small", "8m")
+        tiers = [{"type": "fs", "root_dir": str(self.root), "max_bytes": "1GiB", "min_free_bytes": 0}]
+        if self.small_disk.exists:
+            # No cap: it is the disk that says no.
+            root_dir = str(self.small_disk.path / "store")
+            tiers.append({"type": "fs", "name": "small", "root_dir": root_dir, "min_free_bytes": 0})
+        options = {
+            "spec_name": "TieringOffloadingSpec",
+            "spec_module_path": None,
+            "spec_options": None,
+            "secondary_tiers": tiers,
+            # What is loaded shall not depend on how fast this machine is today.
+            "load_policy": "always",
+        }
+        super().__init__(shelf, folder, options=options, **settings)
+
+    def chunk_files(self) -> list[Path]:
+        """What is in the large directory, in no order."""
+        return [path for path in self.root.rglob("*.kv") if path.is_file()]
+
+    def close(self) -> None:
+        """See Subject."""
+        super().close()
+        self.small_disk.close()
+
+
 def _kind(name: str, **options: Any) -> Callable[[Shelf, Path], Subject]:
     return lambda shelf, folder: Subject(shelf, folder, kind=name, **options)
 
@@ -263,5 +328,7 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         connector={"kv_connector_module_path": None, "kv_load_failure_policy": None},
     ),
     "tp2": _kind("tp2", tp=2),
+    "fs": lambda shelf, folder: FsSubject(shelf, folder, kind="fs"),
+    "fs-tp2": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-tp2", tp=2),
 }
 """Kinds of engines under test. Tests are sorted so that each kind is started once, in this order."""

@@ -31,7 +31,7 @@ def geometries(draw: st.DrawFn) -> GroupGeometry:
 
 def state_of(geometry: GroupGeometry, num_chunks: int, blocks: list[int] | None = None) -> GroupState:
     state = GroupState(geometry)
-    state.extend_keys([b"%08d" % i for i in range(num_chunks * geometry.hashes_per_chunk)])
+    state.extend_keys([b"%08d" % i for i in range(num_chunks * geometry.hashes_per_chunk)], b"")
     state.block_ids = [BlockId(block) for block in blocks or []]
     return state
 
@@ -45,7 +45,7 @@ def test_keys_grow_with_the_hashes_whatever_the_pieces(geometry: GroupGeometry, 
     state, hashes = GroupState(geometry), []
     for count in pieces:
         hashes += [b"%08d" % (len(hashes) + i) for i in range(count)]
-        state.extend_keys(hashes)
+        state.extend_keys(hashes, b"")
         tokens = len(hashes) * geometry.tokens_per_hash
         assert len(state.keys) == tokens // geometry.tokens_per_chunk
         for chunk, name in enumerate(state.keys):
@@ -60,6 +60,19 @@ def test_requests_in_several_groups_have_keys_of_their_own() -> None:
     state = RequestState(info, tuple(map(GroupState, geometries_of_two)))
     state.extend_keys()
     assert state.groups[0].keys != state.groups[1].keys
+
+
+def test_with_another_salt_the_same_hashes_name_other_chunks() -> None:
+    def keys(salt: bytes) -> list[bytes]:
+        info = RequestInfo(RequestId("r"), 4, [b"a" * 32, b"b" * 32], key_salt=salt)
+        state = RequestState(info, (GroupState(GroupGeometry(0, 2, 1, 2)),))
+        state.extend_keys()
+        return list(state.groups[0].keys)
+
+    plain, one, two = keys(b""), keys(b"one"), keys(b"two")
+    assert len({*plain, *one, *two}) == 6
+    assert {len(key) for key in (*plain, *one)} == {len(plain[0])}
+    assert keys(b"one") == one
 
 
 # -- what may be stored ------------------------------------------------------------------------------------------

@@ -76,6 +76,9 @@ class OffloadingOptions:
     """How long a request waits for secondary tiers before it goes on without them."""
     drain_timeout_s: float = 30.0
     """How long a shutdown waits for stores to secondary tiers."""
+    model_identity: str | None = None
+    """Which weights the engine serves, said by you: needed only if they cannot be told from the model's files, or if they
+    are updated in place; must then change whenever they do."""
     hash_seed: str | None = None
     """Says that PYTHONHASHSEED is set on purpose: it must then have exactly this value in every engine."""
     join_timeout_s: float = 60.0

@@ -218,8 +218,8 @@ class OffloadManager:
         self._set_gauges()
 
     def has_pending_work(self) -> bool:
-        """Whether the engine should keep stepping: workers will report soon, or stores wait for a tier."""
-        return self._ledger.in_flight() > 0 or self._staging.has_queued
+        """Whether the engine should keep stepping: workers or tiers will report soon (or be given up)."""
+        return self._ledger.in_flight() > 0 or self._staging.busy
 
     def tick(self) -> bool:
         """Go on with the tiers below without a step (while the engine shuts down).

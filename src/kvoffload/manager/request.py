@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,9 @@ class RequestInfo:
     max_offload_tokens: int | None = None
     skip_load: bool = False
     """The request must not be served from any cache."""
+    key_salt: bytes = b""
+    """What the engine's hashes leave out although the KV depends on it (the contents of an adapter): with another
+    salt the same hashes name other chunks."""
 
 
 @dataclass(slots=True)
@@ -56,16 +60,17 @@ class GroupState:
     next_store_chunk: int = 0
     """Chunks before this one have been offered to the tier."""
 
-    def extend_keys(self, block_hashes: Sequence[bytes]) -> None:
-        """Make the keys of chunks that have become known since the last call."""
+    def extend_keys(self, block_hashes: Sequence[bytes], salt: bytes) -> None:
+        """Make the keys of chunks that have become known since the last call. `salt`: of the request."""
         per_chunk = self.geometry.hashes_per_chunk
         known = len(block_hashes) // per_chunk
         if known <= len(self.keys):
             return
         suffix = group_suffix(self.geometry.group_id)
-        new = [
-            OffloadKey(block_hashes[(i + 1) * per_chunk - 1] + suffix) for i in range(len(self.keys), known)
-        ]
+        names = [block_hashes[(i + 1) * per_chunk - 1] for i in range(len(self.keys), known)]
+        if salt:
+            names = [hashlib.sha256(salt + name).digest()[: len(name)] for name in names]
+        new = [OffloadKey(name + suffix) for name in names]
         self.keys.extend(new)
         self.own_keys.update(new)
 
@@ -91,7 +96,7 @@ class RequestState:
     def extend_keys(self) -> None:
         """See GroupState."""
         for group in self.groups:
-            group.extend_keys(self.info.block_hashes)
+            group.extend_keys(self.info.block_hashes, self.info.key_salt)
 
     def clear_blocks(self) -> None:
         """Its device blocks are no longer its own."""

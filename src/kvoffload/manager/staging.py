@@ -120,11 +120,6 @@ class Staging:
         self._watch = TierWatch(lanes, recorder)
 
     @property
-    def has_queued(self) -> bool:
-        """Whether stores wait to be handed to a tier."""
-        return any(lane.queued_bytes for lane in self._lanes)
-
-    @property
     def busy(self) -> bool:
         """Whether a tier has work to do or to report."""
         return any(lane.busy for lane in self._lanes)

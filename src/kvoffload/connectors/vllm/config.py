@@ -24,7 +24,7 @@ from kvoffload.config.schema import (
     OffloadingParallelConfig,
 )
 from kvoffload.config.validate import check_divides_hash, resolve_blocks_per_chunk, resolve_hash_seed
-from kvoffload.connectors.vllm.identity import model_revision
+from kvoffload.connectors.vllm.identity import is_certain, model_revision
 from kvoffload.errors import UnsupportedModelError
 from kvoffload.layout import direct
 from kvoffload.spec.factory import OffloadingSpecFactory
@@ -53,7 +53,7 @@ def build_offloading_config(vllm_config: Any, kv_cache_config: Any) -> Offloadin
     events = vllm_config.kv_events_config
     return OffloadingConfig(
         groups=groups,
-        model=_model(vllm_config, kv_cache_config),
+        model=_model(vllm_config, kv_cache_config, options),
         cache=_cache(vllm_config, options, groups),
         parallel=OffloadingParallelConfig(
             rank=parallel.rank,
@@ -102,18 +102,34 @@ def _groups(kv_cache_config: Any) -> tuple[OffloadingGroupConfig, ...]:
     )
 
 
-def _model(vllm_config: Any, kv_cache_config: Any) -> OffloadingModelConfig:
+def _model(vllm_config: Any, kv_cache_config: Any, options: OffloadingOptions) -> OffloadingModelConfig:
     model = vllm_config.model_config
     (group,) = kv_cache_config.kv_cache_groups
     spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
+    revision = _revision(vllm_config, options)
     return OffloadingModelConfig(
         # A local directory is known by its contents (see the revision), not by where it lies on this host.
         name=Path(model.model).name if os.path.exists(model.model) else model.model,  # noqa: PTH110
-        revision=f"{model_revision(model.model, model.revision)} {_weights_identity(vllm_config)}",
+        revision=f"{revision} {_weights_identity(vllm_config)}",
         # What the engine allocated, not what was asked for: "auto" means different things for different checkpoints.
         dtype=f"{_dtype_name(spec.dtype)} ({vllm_config.cache_config.cache_dtype})",
         quantisation=str(getattr(spec.kv_quant_mode, "name", spec.kv_quant_mode)).lower(),
     )
+
+
+def _revision(vllm_config: Any, options: OffloadingOptions) -> str:
+    """Which weights these are. Raises UnsupportedModelError if that is uncertain and KV shall outlive the engine."""
+    if options.model_identity is not None:
+        return f"declared:{options.model_identity}"
+    model = vllm_config.model_config
+    revision = model_revision(model.model, model.revision, vllm_config.load_config.download_dir)
+    if options.secondary_tiers and not is_certain(revision):
+        raise UnsupportedModelError(
+            f"kvoffload: which weights of {model.model} were loaded cannot be told (neither a local directory nor a commit in "
+            "the local cache), so KV in secondary_tiers could later be served to other weights; set model_identity to a "
+            "text that changes whenever the weights do, or leave the secondary tiers out"
+        )
+    return revision
 
 
 def _weights_identity(vllm_config: Any) -> str:

@@ -67,6 +67,8 @@ _REQUEST_ATTRIBUTES = (
     "kv_transfer_params",
     "skip_reading_prefix_cache",
     "resumable",
+    "lora_request",
+    "num_tokens",
     "status",
 )
 

@@ -13,6 +13,7 @@ from vllm.v1.request import RequestStatus
 from kvoffload.clock import MonotonicClock
 from kvoffload.config.schema import OffloadingConfig
 from kvoffload.connectors.vllm.guard import guarded
+from kvoffload.connectors.vllm.identity import AdapterIdentities
 from kvoffload.connectors.vllm.params import RequestLimits, parse_limits
 from kvoffload.manager.request import RequestInfo
 from kvoffload.manager.step import ScheduledRequest, StepInput
@@ -25,6 +26,7 @@ from kvoffload.types import BlockId, Direction, JobId, RequestId
 logger = logging.getLogger(__name__)
 
 _DRAIN_PAUSE_S = 0.005
+_OFF = RequestLimits(max_load_tokens=0, max_offload_tokens=0)
 
 
 def _no_tokens() -> int | None:
@@ -50,11 +52,16 @@ class ConnectorScheduler:
         # Loads that vLLM has been promised and no message has carried yet, as jobs that fail.
         self._promised: list[CopyJob] = []
         self._warned_params = False
+        self._adapters = AdapterIdentities()
+        self._outlives_engine = bool(config.options.secondary_tiers)
 
     @guarded(lambda: None)
     def add_request(self, request: Any) -> None:
         """A request arrived."""
         limits = self._limits(request)
+        salt = self._adapter_salt(request)
+        if salt is None:
+            limits = _OFF
         self._manager.add_request(
             RequestInfo(
                 req_id=request.request_id,
@@ -63,6 +70,7 @@ class ConnectorScheduler:
                 max_load_tokens=limits.max_load_tokens,
                 max_offload_tokens=limits.max_offload_tokens,
                 skip_load=request.skip_reading_prefix_cache or limits.max_load_tokens == 0,
+                key_salt=salt or b"",
             )
         )
 
@@ -186,10 +194,19 @@ class ConnectorScheduler:
     def _select(self, block_ids: Sequence[Sequence[int]]) -> tuple[Sequence[BlockId], ...]:
         return tuple(block_ids[group.group_id] for group in self._groups)  # type: ignore[misc]
 
+    def _adapter_salt(self, request: Any) -> bytes | None:
+        """What vLLM leaves out of its hashes of an adapter (name and path). None: keep nothing of this request."""
+        if request.lora_request is None:
+            return b""
+        salt = self._adapters.salt_of(request.lora_request.lora_path)
+        if salt is None and self._outlives_engine:
+            return None
+        return salt or b""
+
     def _limits(self, request: Any) -> RequestLimits:
         if request.resumable:
             # A streaming session may take tokens back: its early keys would name something else later.
-            return RequestLimits(max_load_tokens=0, max_offload_tokens=0)
+            return _OFF
         limits, problem = parse_limits(request.kv_transfer_params)
         if problem is not None:
             self.recorder.count(m.BAD_REQUEST_PARAMS)
