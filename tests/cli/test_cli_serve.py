@@ -100,6 +100,35 @@ def test_option_values_are_json_or_text_as_the_option_asks(monkeypatch):
     }
 
 
+def test_a_directory_becomes_a_tier_below_the_host():
+    _, config = dry_run("m", "--fs", "/var/cache/kv:100GiB")
+    assert config["kv_connector_extra_config"] == {
+        "cpu_bytes_to_use": "4GiB",
+        "spec_name": "TieringOffloadingSpec",
+        "secondary_tiers": [{"type": "fs", "root_dir": "/var/cache/kv", "max_bytes": 100 << 30}],
+    }
+
+
+def test_several_directories_have_names_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, config = dry_run("m", "--fs", "near", "--fs", "/mnt/a:b:1TB")
+    assert config["kv_connector_extra_config"]["secondary_tiers"] == [
+        {"type": "fs", "root_dir": str(tmp_path / "near")},
+        {"type": "fs", "root_dir": "/mnt/a:b", "max_bytes": 10**12, "name": "fs2"},
+    ]
+    assert not (tmp_path / "near").exists(), "a dry run makes nothing"
+
+
+@pytest.mark.parametrize("where", ["a file", "no permission", "cannot be made"])
+def test_a_directory_that_cannot_be_used_is_refused_before_the_engine_starts(tmp_path, monkeypatch, where):
+    (tmp_path / "file").touch()
+    path = {"a file": "file", "cannot be made": "file/below", "no permission": "closed"}[where]
+    if where == "no permission":
+        (tmp_path / "closed").mkdir()
+        monkeypatch.setattr("os.access", lambda *_: False)
+    assert str(tmp_path / path) in complaint("serve", "m", "--fs", str(tmp_path / path))
+
+
 def test_engine_options_are_passed_on_untouched_and_last():
     words, _ = dry_run("m", "--", "--max-model-len", "8192", "--dry-run", "x y")
     assert words[-4:] == ["--max-model-len", "8192", "--dry-run", "x y"]
@@ -137,6 +166,10 @@ def test_a_declared_seed_that_the_environment_contradicts_is_refused(monkeypatch
         (["--option", "store_threshold=1", "--option", "store_threshold=2"], "given twice"),
         (["--option", "cpu_bytes_to_use=1GiB"], "give --cpu-bytes instead"),
         (["--option", "spec_name=Nonsense"], "unknown spec 'Nonsense'"),
+        (["--fs", ""], "give PATH or PATH:CAP"),
+        (["--fs", ":1GiB"], "give PATH or PATH:CAP"),
+        (["--fs", "/kv:much"], "'much' is not a size"),
+        (["--fs", "/kv", "--option", "secondary_tiers=[]"], "give --fs instead"),
     ],
 )
 def test_a_bad_option_is_one_line_that_says_how_to_mend_it(arguments, told):
@@ -145,6 +178,10 @@ def test_a_bad_option_is_one_line_that_says_how_to_mend_it(arguments, told):
 
 def test_an_engine_option_before_the_dashes_is_told_where_it_belongs():
     assert "kvoffload serve MODEL -- --max-model-len" in complaint("serve", "m", "--max-model-len", "10")
+
+
+def test_a_short_engine_option_before_the_dashes_is_told_where_it_belongs():
+    assert "kvoffload serve MODEL -- -tp" in complaint("serve", "m", "-tp", "2")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from kvoffload.cli.demo.client import Reply
-from kvoffload.cli.demo.report import make_table, to_json
-from kvoffload.cli.demo.results import Measurement, Sample, judge
+from kvoffload.cli.demo.report import comebacks_to_json, make_comeback_table, make_table, to_json
+from kvoffload.cli.demo.results import Comeback, Measurement, Sample, judge, judge_comebacks
 from kvoffload.cli.demo.sources import TokenSources
 
 
@@ -27,6 +27,11 @@ def measurement(**changes):
         warm=(sample(0.25, kvoffload=1920), sample(0.9, kvoffload=1920), sample(0.2, kvoffload=1920)),
         device=tuple(sample(ttft_s, device=1920) for ttft_s in (0.2, 0.3, 0.2, 0.2)),
     )
+    return dataclasses.replace(good, **changes)
+
+
+def comeback(**changes):
+    good = Comeback("Debugger", cold=sample(4.0), again=sample(0.5, kvoffload=1920))
     return dataclasses.replace(good, **changes)
 
 
@@ -116,3 +121,25 @@ def test_the_figures_are_complete_and_are_json():
     assert [one["kvoffload_tokens"] for one in prompt["warm"]] == [1920] * 3
     assert len(prompt["device"]) == 4
     assert prompt["cold"]["answer"] == "the same words"
+
+
+def test_a_good_comeback_passes_whatever_its_time():
+    assert judge_comebacks([comeback(), comeback(again=sample(9.0, kvoffload=1920))]).passed
+
+
+def test_an_answer_that_differs_after_the_restart_fails():
+    verdict = judge_comebacks([comeback(again=sample(0.5, kvoffload=1920, text="other words"))])
+    assert verdict.failures == ("Debugger: the answer differs after the restart",)
+
+
+def test_a_prompt_that_got_nothing_from_disk_fails():
+    (failure,) = judge_comebacks([comeback(), comeback(again=sample(4.0))]).failures
+    assert "nothing came from disk" in failure
+
+
+def test_the_second_act_is_told_in_a_table_and_in_figures():
+    comebacks = [comeback()]
+    text = text_of(make_comeback_table(comebacks))
+    assert all(word in text for word in ("Debugger", "1,920", "96.0%", "0.125", "yes"))
+    figures = comebacks_to_json(comebacks, judge_comebacks(comebacks))
+    assert json.loads(json.dumps(figures))["prompts"][0]["share_from_disk"] == 0.96

@@ -34,7 +34,10 @@ def engine_arguments_of(
     Raises:
         ConfigError: an option is not valid.
     """
-    options = check_options({**switches, **parse_assignments(assignments, _SWITCHES)}, os.environ)
+    taken = dict(_SWITCHES)
+    if "secondary_tiers" in switches:
+        taken |= {"secondary_tiers": "--fs", "spec_name": "--fs"}
+    options = check_options({**switches, **parse_assignments(assignments, taken)}, os.environ)
     return engine_arguments(model, options, engine_options)
 
 

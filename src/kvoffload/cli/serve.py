@@ -19,7 +19,7 @@ class ServeCommand(TyperCommand):
         known = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
         for argument in ours:
             name = argument.partition("=")[0]
-            if name.startswith("--") and name not in known:
+            if name.startswith("-") and name not in known:
                 raise ConfigError(
                     f"serve has no option {name}; the engine's own options go after `--`: kvoffload serve MODEL -- {name} …"
                 )
@@ -35,6 +35,13 @@ def serve(
     cpu_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="Host memory for KV, in total per engine.")
     ] = "4GiB",
+    fs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH[:CAP]",
+            help="A directory below host memory that survives restarts, and its largest size; may be repeated.",
+        ),
+    ] = None,
     blocks_per_chunk: Annotated[
         int | None, typer.Option(metavar="N", help="Engine blocks that are kept together.")
     ] = None,
@@ -56,9 +63,13 @@ def serve(
 
     The engine takes the place of this process: its signals and its exit code are the engine's own.
     """
+    from kvoffload.cli.fs_option import SPEC_NAME, make_directories, parse_fs  # noqa: PLC0415
     from kvoffload.cli.launch import engine_arguments_of, show_command, start_engine  # noqa: PLC0415
 
     switches: dict[str, object] = {"cpu_bytes_to_use": cpu_bytes}
+    tiers = parse_fs(fs or [])
+    if tiers:
+        switches |= {"spec_name": SPEC_NAME, "secondary_tiers": tiers}
     if blocks_per_chunk is not None:
         switches["blocks_per_chunk"] = blocks_per_chunk
     if offload_answers:
@@ -69,4 +80,5 @@ def serve(
     if dry_run:
         print(show_command(arguments))
     else:
+        make_directories(tiers)
         start_engine(arguments)

@@ -29,9 +29,9 @@ def demo(
         int, typer.Option(min=2, help="How often every prompt is sent; the first time is the cold one.")
     ] = 4,
 ) -> None:
-    """A real engine gets its evicted KV back: long prompts twice, measured, with a table and a picture.
+    """A real engine gets its KV back: after eviction from host memory, after a restart from disk. Tables and a picture.
 
-    Exit code 1 if an answer differs, or if an evicted prompt got nothing from kvoffload.
+    Exit code 1 if an answer differs, or if a prompt got nothing from kvoffload.
     """
     from kvoffload.cli.demo.progress import Progress, make_console  # noqa: PLC0415
     from kvoffload.cli.demo.run import DemoSetting, run_demo  # noqa: PLC0415

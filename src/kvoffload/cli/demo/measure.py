@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from kvoffload.cli.demo.client import Client
 from kvoffload.cli.demo.progress import Progress, Step
 from kvoffload.cli.demo.prompts import Prompt
-from kvoffload.cli.demo.results import Measurement, Sample
+from kvoffload.cli.demo.results import Comeback, Measurement, Sample
 from kvoffload.cli.demo.sources import TokenSources, read_sources, sources_of_request
 
 _MAX_ANSWER_TOKENS = 24
@@ -54,6 +54,24 @@ class Experiment:
             )
             for index, prompt in enumerate(prompts)
         ]
+
+    def run_again(
+        self, prompts: Sequence[Prompt], warm_up: Prompt, results: Sequence[Measurement]
+    ) -> list[Comeback]:
+        """To a fresh engine: every prompt once, beside what the first engine measured."""
+        with self._progress.stage("Warm-up, not measured"):
+            self.send(warm_up)
+        comebacks = []
+        with self._progress.stage("The same prompts to the fresh engine", len(prompts)) as step:
+            for prompt, result in zip(prompts, results, strict=True):
+                step(prompt.title)
+                again = self.send(prompt)
+                comebacks.append(Comeback(prompt.title, result.cold, again))
+                self._progress.say(
+                    f"  {prompt.title}: {again.sources.computed:,} tokens computed, {again.sources.kvoffload:,} from disk, "
+                    f"first token after {again.reply.ttft_s:.2f} s"
+                )
+        return comebacks
 
     def send(self, prompt: Prompt) -> Sample:
         """One request and what it added to the engine's counters."""

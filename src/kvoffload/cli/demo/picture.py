@@ -1,4 +1,4 @@
-"""The picture of the demo: times to the first token, three bars a prompt, from zero and on one scale."""
+"""The picture of the demo: times to the first token, four bars a prompt, from zero and on one scale."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvoffload.cli.demo.results import Measurement
+from kvoffload.cli.demo.results import Comeback, Measurement
 
-_COLD, _WARM, _DEVICE = "#9aa5b1", "#0b7a75", "#e0a030"
+_COLD, _WARM, _DEVICE, _DISK = "#9aa5b1", "#0b7a75", "#e0a030", "#5a5fc0"
 _INK, _GREY, _GRID = "#1f2933", "#52606d", "#e4e7eb"
-_BAR = 0.26
-_WIDTH_IN, _ROW_IN, _HEAD_IN, _FOOT_IN, _NAMES_IN, _RIGHT_IN = 10.0, 0.88, 1.35, 0.65, 1.15, 0.25
+_BAR = 0.21
+_WIDTH_IN, _ROW_IN, _HEAD_IN, _FOOT_IN, _NAMES_IN, _RIGHT_IN = 10.0, 1.05, 1.35, 0.65, 1.15, 0.25
 
 
-def draw(results: Sequence[Measurement], subtitle: str, path: Path) -> None:
+def draw(results: Sequence[Measurement], comebacks: Sequence[Comeback], subtitle: str, path: Path) -> None:
     """Write the picture; its kind (SVG, PNG) follows from the name of the file.
 
     Raises:
@@ -34,24 +34,25 @@ def draw(results: Sequence[Measurement], subtitle: str, path: Path) -> None:
             top=1 - _HEAD_IN / height,
         )
         axes = figure.add_subplot()
-        _draw_bars(axes, results)
+        _draw_bars(axes, results, comebacks)
         _draw_axes(axes, results)
         _draw_head(figure, axes, subtitle, height)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
 
 
-def _draw_bars(axes: Any, results: Sequence[Measurement]) -> None:
+def _draw_bars(axes: Any, results: Sequence[Measurement], comebacks: Sequence[Comeback]) -> None:
     kinds = (
-        ("cold: the whole prompt is computed", _COLD, [result.cold_ttft_s for result in results]),
+        ("cold: computed", _COLD, [result.cold_ttft_s for result in results]),
         ("evicted, back from kvoffload", _WARM, [result.warm_ttft_s for result in results]),
         ("never left the device cache", _DEVICE, [result.device_ttft_s for result in results]),
+        ("after a restart, from disk", _DISK, [result.again.reply.ttft_s for result in comebacks]),
     )
     gap = _longest(results) * 0.008
     for number, (label, colour, times) in enumerate(kinds):
-        places = [row + (number - 1) * _BAR for row in range(len(times))]
+        places = [row + (number - 1.5) * _BAR for row in range(len(times))]
         axes.barh(places, times, height=_BAR * 0.9, color=colour, label=label)
         for place, time_s in zip(places, times, strict=True):
-            weight = "bold" if colour == _WARM else "normal"
+            weight = "bold" if colour in (_WARM, _DISK) else "normal"
             axes.text(time_s + gap, place, f"{time_s:.2f} s", va="center", fontsize=9, weight=weight)
     for row, result in enumerate(results):
         words = f"{1 / result.warm_to_cold:.0f}× sooner than cold; {result.worst_warm.share:.1%} of the tokens from kvoffload"
@@ -94,11 +95,11 @@ def _draw_head(figure: Any, axes: Any, subtitle: str, height: float) -> None:
         *axes.get_legend_handles_labels(),
         loc="center left",
         bbox_to_anchor=(left - 0.006, 1 - 1.0 / height),
-        ncols=3,
+        ncols=4,
         frameon=False,
         fontsize=9.5,
         handlelength=1.2,
-        columnspacing=1.8,
+        columnspacing=1.3,
         borderaxespad=0,
     )
 

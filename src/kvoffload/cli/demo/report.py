@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich import box
 from rich.table import Table
 
-from kvoffload.cli.demo.results import Measurement, Sample, Verdict
+from kvoffload.cli.demo.results import Comeback, Measurement, Sample, Verdict
 
 _COLUMNS = (
     "prompt\ntokens",
@@ -30,21 +30,57 @@ _CAPTION = (
 )
 
 
-def make_table(results: Sequence[Measurement]) -> Table:
-    """One row a prompt."""
+_COMEBACK_COLUMNS = (
+    "prompt\ntokens",
+    "from\ndisk",
+    "\nshare",
+    "cold\nTTFT",
+    "again\nTTFT",
+    "again /\ncold",
+    "same\nwords",
+)
+_COMEBACK_CAPTION = (
+    "again: the first request for this prompt to a fresh engine, whose memory was empty.\n"
+    "cold: from the first engine. same words: both answers equal word for word.\n"
+)
+
+
+def _empty_table(columns: Sequence[str], ours: Sequence[str], caption: str) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=0,
         show_edge=False,
         header_style="bold",
-        caption=_CAPTION,
+        caption=caption,
         caption_justify="left",
     )
     table.add_column("\nprompt")
-    for name in _COLUMNS:
-        ours = "cyan" if name in _OURS else None
-        table.add_column(name, justify="right", no_wrap=True, style=ours)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True, style="cyan" if name in ours else None)
+    return table
+
+
+def make_comeback_table(comebacks: Sequence[Comeback]) -> Table:
+    """The second act, one row a prompt."""
+    table = _empty_table(_COMEBACK_COLUMNS, ("from\ndisk", "again\nTTFT"), _COMEBACK_CAPTION)
+    for result in comebacks:
+        table.add_row(
+            result.title,
+            f"{result.again.reply.prompt_tokens:,}",
+            f"{result.again.sources.kvoffload:,}",
+            f"{result.again.share:.1%}",
+            f"{result.cold.reply.ttft_s:.2f}",
+            f"{result.again.reply.ttft_s:.2f}",
+            f"{result.to_cold:.3f}",
+            _yes_or_no(result.answers_equal),
+        )
+    return table
+
+
+def make_table(results: Sequence[Measurement]) -> Table:
+    """One row a prompt."""
+    table = _empty_table(_COLUMNS, _OURS, _CAPTION)
     for result in results:
         table.add_row(result.title, *_cells(result))
     return table
@@ -91,8 +127,32 @@ def _cells(result: Measurement) -> list[str]:
         f"{result.warm_ttft_s:.2f}",
         f"{result.warm_to_cold:.3f}",
         f"{result.warm_to_device:.2f}",
-        "[green]yes[/]" if result.answers_equal else "[bold red]NO[/]",
+        _yes_or_no(result.answers_equal),
     ]
+
+
+def _yes_or_no(value: bool) -> str:
+    return "[green]yes[/]" if value else "[bold red]NO[/]"
+
+
+def comebacks_to_json(comebacks: Sequence[Comeback], verdict: Verdict) -> dict[str, object]:
+    """All figures of the second act."""
+    return {
+        "passed": verdict.passed,
+        "failures": list(verdict.failures),
+        "summary": verdict.summary,
+        "prompts": [
+            {
+                "title": result.title,
+                "prompt_tokens": result.again.reply.prompt_tokens,
+                "share_from_disk": result.again.share,
+                "again_to_cold_ratio": result.to_cold,
+                "answers_equal": result.answers_equal,
+                "again": _sample(result.again),
+            }
+            for result in comebacks
+        ],
+    }
 
 
 def _sample(sample: Sample) -> dict[str, object]:

@@ -92,6 +92,27 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
+class Comeback:
+    """One prompt before and after the engine was replaced by a fresh one."""
+
+    title: str
+    cold: Sample
+    """In the first engine, when nothing was known of the prompt."""
+    again: Sample
+    """The first request to the fresh engine: its memory is empty, so what kvoffload brings comes from disk."""
+
+    @property
+    def to_cold(self) -> float:
+        """Ratio of the times to first token."""
+        return self.again.reply.ttft_s / self.cold.reply.ttft_s
+
+    @property
+    def answers_equal(self) -> bool:
+        """Whether both answers are the same, word for word."""
+        return self.again.reply.text == self.cold.reply.text
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether the demo showed what it is there to show."""
 
@@ -129,6 +150,25 @@ def _summary(results: Sequence[Measurement]) -> str:
         f"{gains[-1]:.0f} times sooner than cold and took {to_device[0]:.2f} to {to_device[-1]:.2f} times as long as from "
         "the device cache"
     )
+
+
+def judge_comebacks(comebacks: Sequence[Comeback]) -> Verdict:
+    """As `judge`, for the second act."""
+    failures: list[str] = []
+    for result in comebacks:
+        if not result.answers_equal:
+            failures.append(f"{result.title}: the answer differs after the restart")
+        if result.again.sources.kvoffload == 0:
+            failures.append(f"{result.title}: nothing came from disk after the restart")
+        if not result.again.is_consistent:
+            failures.append(f"{result.title}: the engine's counters and its account of the request disagree")
+    share = min(result.again.share for result in comebacks)
+    gains = sorted(1 / result.to_cold for result in comebacks)
+    summary = (
+        f"after a restart at least {share:.1%} of every prompt came from disk; its first token came {gains[0]:.0f} to "
+        f"{gains[-1]:.0f} times sooner than cold"
+    )
+    return Verdict(tuple(failures), summary)
 
 
 def _median_ttft(samples: Sequence[Sample]) -> float:
