@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvoffload.layout.election import first_elected_step, turn_of
 from kvoffload.messages import NO_SLOT, CopyJob, GroupCopies, JobOutcome
 from kvoffload.transfer.copy_plan import CopyRun, plan_runs, slots_of_run
 from kvoffload.types import Direction
 from kvoffload.worker.copier import Copier
-from kvoffload.worker.pages import GroupPages
+from kvoffload.worker.pages import GroupPages, block_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,7 @@ class CPUCopier(Copier):
         copied_bytes = 0
         for run in plan_runs(part, pages.blocks_per_chunk):
             try:
-                _copy_run(run, pages, direction)
-                copied_bytes += run.length * pages.bytes_per_block
+                copied_bytes += _copy_run(run, pages, direction)
             except (ValueError, IndexError, MemoryError):
                 logger.exception("copy of %s (%s) failed", run, direction.value)
                 failed.update(slots_of_run(run, pages.blocks_per_chunk))
@@ -67,7 +67,9 @@ def _chunks_outside(part: GroupCopies, pages: GroupPages) -> set[int]:
 
     numpy cuts slices that reach too far, and a negative index counts from the end: neither may pass silently.
     """
-    num_blocks, (num_slots, per_chunk, _) = pages.device[0].shape[0], pages.host[0].shape
+    if not pages.device:
+        return set()
+    num_blocks, (num_slots, per_chunk) = pages.device[0].shape[0], pages.host[0].shape[:2]
     inside = (
         ((part.block_ids >= 0) & (part.block_ids < num_blocks))
         & ((part.slots >= 0) & (part.slots < num_slots))
@@ -76,14 +78,26 @@ def _chunks_outside(part: GroupCopies, pages: GroupPages) -> set[int]:
     return set(part.slots[~inside & (part.slots != NO_SLOT)].tolist())
 
 
-def _copy_run(run: CopyRun, pages: GroupPages, direction: Direction) -> None:
-    for device, host in zip(pages.device, pages.host, strict=True):
-        near = device[run.block : run.block + run.length]
+def _copy_run(run: CopyRun, pages: GroupPages, direction: Direction) -> int:
+    """Copy one run in all layers; returns the bytes that this worker copied."""
+    copied_bytes = 0
+    for device, host, turn in zip(pages.device, pages.host, pages.turns, strict=True):
+        first, step = 0, 1
+        if direction is Direction.STORE and turn.writers > 1:
+            first = first_elected_step(turn_of(run.slot, turn.layer), turn.writers, turn.writer_index)
+            step = turn.writers
         if pages.blocks_per_chunk == 1:
-            far = host[run.slot : run.slot + run.length, 0]
-        else:
+            near = device[run.block + first : run.block + run.length : step]
+            far = host[run.slot + first : run.slot + run.length : step, 0]
+        elif first == 0:
+            # All blocks lie in one slot, so one turn decides about all of them.
+            near = device[run.block : run.block + run.length]
             far = host[run.slot, run.position : run.position + run.length]
+        else:
+            continue
         if direction is Direction.STORE:
             np.copyto(far, near)
         else:
             np.copyto(near, far)
+        copied_bytes += near.shape[0] * block_bytes(device)
+    return copied_bytes

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,23 +17,45 @@ from kvoffload.layout.direct import DirectLayout
 
 ByteArray = NDArray[np.uint8]
 
+FragmentArray = NDArray[Any]
+"""Bytes (uint8) or fragments of several bytes (void): what is copied as one item."""
+
+
+class Turn(NamedTuple):
+    """Who stores the bytes of a pair: `layout.election` says when."""
+
+    writers: int
+    writer_index: int
+    layer: int
+
+
+ALWAYS = Turn(1, 0, 0)
+"""Bytes that no other rank holds."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupPages:
-    """One group on one worker: a pair of views per layer.
+    """One group on one worker: pairs of views, one or more per layer.
 
-    Shapes: `device[layer]` is (num_blocks, page_bytes), `host[layer]` is (num_slots, blocks_per_chunk, page_bytes);
-    dtype uint8, last dimension contiguous.
+    Shapes: `device[i]` is (num_blocks, *inner), `host[i]` is (num_slots, blocks_per_chunk, *inner) with the same inner
+    shape and dtype. In the direct layout inner is (page_bytes,), dtype uint8, contiguous.
     """
 
     blocks_per_chunk: int
-    device: tuple[ByteArray, ...]
-    host: tuple[ByteArray, ...]
+    device: tuple[FragmentArray, ...]
+    host: tuple[FragmentArray, ...]
+    turns: tuple[Turn, ...]
+    """Of every pair. Stores write what the rank is elected for; loads read everything."""
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block, all layers together."""
-        return sum(pages.shape[1] for pages in self.device)
+        return sum(block_bytes(pages) for pages in self.device)
+
+
+def block_bytes(device: FragmentArray) -> int:
+    """Bytes of one block in a pair."""
+    return prod(device.shape[1:]) * device.dtype.itemsize
 
 
 def bind_group(layout: DirectLayout, rank: int, device: Sequence[ByteArray], rows: ByteArray) -> GroupPages:
@@ -58,4 +82,4 @@ def bind_group(layout: DirectLayout, rank: int, device: Sequence[ByteArray], row
     for array in (*device, *host):
         assert array.dtype == np.uint8, array.dtype
         assert array.strides[-1] == 1 or array.shape[-1] == 1, array.strides
-    return GroupPages(layout.blocks_per_chunk, tuple(device), tuple(host))
+    return GroupPages(layout.blocks_per_chunk, tuple(device), tuple(host), (ALWAYS,) * len(host))
