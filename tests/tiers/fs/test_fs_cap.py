@@ -26,7 +26,7 @@ from fs_support import (
 
 from kvoffload.clock import ManualClock
 from kvoffload.tiers.base import Outcome, Verb
-from kvoffload.tiers.fs.walker import SILENT_S
+from kvoffload.tiers.fs.liveness import SILENT_S
 from kvoffload.tiers.fs.writer import WriterId, new_writer
 
 DONE, MISSING, CORRUPT, REJECTED, FAILED = Outcome

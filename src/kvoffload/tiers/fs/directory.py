@@ -28,6 +28,10 @@ DIRECTORY_BYTES = 4096
 """What a directory is counted as."""
 MAX_DIRECTORIES_BYTES = (256 + 256 * 256) * DIRECTORY_BYTES
 """What the directories of one namespace take when all are there (257 MiB)."""
+ROOT_BYTES = 2 * DIRECTORY_BYTES + 4096
+"""What the root, the directory of the usage record, and the record are counted as."""
+NAMESPACE_BYTES = DIRECTORY_BYTES + 4096
+"""What a namespace's directory and its `namespace.json` are counted as."""
 
 _NAMESPACE_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,80}_[0-9a-f]{16}")
 _FAN_PATTERN = re.compile(r"[0-9a-f]{2}")
@@ -35,6 +39,8 @@ _CHUNK_PATTERN = re.compile(r"((?:[0-9a-f]{2}){4,120})_g(0|[1-9][0-9]{0,9})\.kv"
 _MAX_GROUP = 2**32 - 1
 GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 """Errors that mean "not there (any more)"."""
+_GONE_FOR_SURE = GONE - {errno.ESTALE}
+"""Of a listing: a server that starts again says ESTALE, too, and a count without what is there would break the cap."""
 
 
 class FoundFile(NamedTuple):
@@ -66,6 +72,11 @@ def key_of_chunk_name(name: str) -> OffloadKey | None:
     if match is None or int(match.group(2)) > _MAX_GROUP:
         return None
     return make_offload_key(bytes.fromhex(match.group(1)), int(match.group(2)))
+
+
+def is_fan_name(name: str) -> bool:
+    """Whether a directory of this name can hold chunks, or directories of chunks."""
+    return _FAN_PATTERN.fullmatch(name) is not None
 
 
 def prune(disk: DiskIO, leaf_path: str) -> int:
@@ -130,7 +141,7 @@ def _list(disk: DiskIO, path: str, on_error: OnError) -> list[os.DirEntry[str]]:
     try:
         return disk.scandir(path)
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in _GONE_FOR_SURE:
             on_error(path, error)
         return []
 
@@ -139,7 +150,7 @@ def _stat(disk: DiskIO, directory: str, entry: os.DirEntry[str], on_error: OnErr
     try:
         found = disk.stat_entry(entry)
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in _GONE_FOR_SURE:
             on_error(f"{directory}/{entry.name}", error)
         return None
     return FoundFile(entry.name, found.st_size, found.st_mtime_ns) if is_plain_file(found) else None

@@ -36,8 +36,14 @@ def read_namespace(disk: DiskIO, directory: str) -> Namespace | None:
     Raises:
         OSError: it is there and cannot be opened or read.
     """
+    text = read_namespace_text(disk, directory)
+    return None if text is None else parse_namespace(text)
+
+
+def read_namespace_text(disk: DiskIO, directory: str, name: str = NAMESPACE_FILE) -> bytes | None:
+    """What the file holds, whatever that is; None if there is none, or none of a sensible size. Raises OSError."""
     try:
-        fd = disk.open(f"{directory}/{NAMESPACE_FILE}", os.O_RDONLY)
+        fd = disk.open(f"{directory}/{name}", os.O_RDONLY)
     except OSError as error:
         if error.errno in GONE:
             return None
@@ -47,13 +53,13 @@ def read_namespace(disk: DiskIO, directory: str) -> Namespace | None:
         if not 0 < size <= _MAX_FILE_BYTES:
             return None
         buffer = memoryview(bytearray(size))
-        text = bytes(buffer[: disk.read_into(fd, [buffer])])
+        return bytes(buffer[: disk.read_into(fd, [buffer])])
     finally:
         disk.close(fd)
-    return _parse(text)
 
 
-def _parse(text: bytes) -> Namespace | None:
+def parse_namespace(text: bytes) -> Namespace | None:
+    """The namespace that a file of this content describes; None for any other content."""
     try:
         found = json.loads(text)
         if found["kind"] != _KIND:

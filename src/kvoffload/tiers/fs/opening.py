@@ -35,7 +35,7 @@ def open_directory(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> boo
             write_namespace(disk, place.directory, place.namespace, place.next_temp_name())
         if config.direct_io is DirectIo.OFF:
             return False
-        works = _probe_direct(disk, place)
+        works = probe_direct(disk, place.directory, place.next_temp_name())
     except OSError as error:
         raise ConfigError(
             f"fs tier: root_dir={config.root_dir!r} cannot be used: {error.strerror} ({error.filename or place.directory}); "
@@ -68,8 +68,9 @@ def _parents(path: str) -> list[str]:
     return ["/" + "/".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _probe_direct(disk: DiskIO, place: StorePlace) -> bool:
-    path = f"{place.directory}/{place.next_temp_name()}"
+def probe_direct(disk: DiskIO, directory: str, temp_name: str) -> bool:
+    """Whether files of this directory can be written and read past the page cache; tries with a file. Raises OSError."""
+    path = f"{directory}/{temp_name}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT
     try:
         fd = disk.open(path, flags)

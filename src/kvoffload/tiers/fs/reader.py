@@ -23,6 +23,7 @@ from kvoffload.tiers.fs.counters import Counters
 from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
 from kvoffload.tiers.fs.place import ChunkFile, StorePlace
+from kvoffload.tiers.fs.removal import remove_if_same
 
 _FOREIGN = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 """Opening something that is no plain file: a link, a socket, a directory."""
@@ -165,12 +166,7 @@ class ChunkReader:
     def _remove_if_same(self, path: str, found: os.stat_result) -> bool:
         """Remove the file that was read, and not a good one that another writer has just put in its place."""
         try:
-            now = self._disk.lstat(path)
-            if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino):
-                return False
-            self._disk.unlink(path)
+            return remove_if_same(self._disk, path, found)
         except OSError as error:
-            if error.errno not in GONE:
-                self._counters.add_error("remove", error)
+            self._counters.add_error("remove", error)
             return False
-        return True

@@ -15,6 +15,8 @@ from kvoffload.tiers.fs.counters import Counters
 from kvoffload.tiers.fs.directory import (
     DIRECTORY_BYTES,
     GONE,
+    NAMESPACE_BYTES,
+    ROOT_BYTES,
     FoundFile,
     Leaf,
     key_of_chunk_name,
@@ -24,20 +26,14 @@ from kvoffload.tiers.fs.directory import (
 from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.evictor import Evictor, ForeignChunk
 from kvoffload.tiers.fs.index import SHARDS, ChunkIndex
+from kvoffload.tiers.fs.liveness import has_died, is_orphan
 from kvoffload.tiers.fs.namespace_file import read_namespace
 from kvoffload.tiers.fs.place import StorePlace
 from kvoffload.tiers.fs.share import Baseline, UsageShare
 from kvoffload.tiers.fs.usage import WriterUsage
-from kvoffload.tiers.fs.writer import is_alive, writer_of_temp, writer_of_text
 
-SILENT_S = 3600.0
-"""A writer of another host that was not heard of for so long is dead: far beyond every deadline of a store."""
 _MAX_FOREIGN = 20_000
 _NANOSECONDS = 1e9
-_ROOT_BYTES = 2 * DIRECTORY_BYTES + 4096
-"""The root, the directory of the usage record, and the record."""
-_NAMESPACE_BYTES = DIRECTORY_BYTES + 4096
-"""A namespace's directory and its `namespace.json`."""
 
 
 class WalkStoppedError(Exception):
@@ -53,7 +49,7 @@ class _Walk:
     """Whether it sets the usage record right, and may sweep."""
     live_writers: frozenset[str] = frozenset()
     """Those that the record has heard of lately."""
-    total_bytes: int = _ROOT_BYTES
+    total_bytes: int = ROOT_BYTES
     files: int = 0
     errors: int = 0
     youngest_others: list[tuple[float, str]] = field(default_factory=list)
@@ -108,7 +104,7 @@ class Walker:
         try:
             baseline, error = self._begin_count(walk)
             for name in namespaces_in(self._disk, self._place.root, self._on_error(walk)):
-                walk.total_bytes += _NAMESPACE_BYTES
+                walk.total_bytes += NAMESPACE_BYTES
                 path = f"{self._place.root}/{name}"
                 if path != self._place.directory:
                     self._walk_other(walk, path, pause)
@@ -128,9 +124,7 @@ class Walker:
             return None, None
 
         def is_dead(name: str, entry: WriterUsage) -> bool:
-            writer = writer_of_text(name)
-            lives = is_alive(writer, self._place.writer) if writer else None
-            return walk.now_s - entry.seen_s > SILENT_S if lives is None else not lives
+            return has_died(name, entry, self._place.writer, walk.now_s)
 
         try:
             usage, baseline = self._share.begin_count(is_dead)
@@ -209,15 +203,7 @@ class Walker:
 
     def _sweep(self, walk: _Walk, directory: str, file: FoundFile) -> bool:
         """Delete a temporary file whose writer is dead; returns whether it is gone."""
-        writer = writer_of_temp(file.name)
-        assert writer is not None, file
-        if not walk.counts:
-            return False
-        lives = is_alive(writer, self._place.writer)
-        if lives is None:
-            is_silent = walk.now_s - file.mtime_ns / _NANOSECONDS > SILENT_S
-            lives = writer.text in walk.live_writers or not is_silent
-        if lives:
+        if not walk.counts or not is_orphan(file, self._place.writer, walk.now_s, walk.live_writers):
             return False
         try:
             self._disk.unlink(f"{directory}/{file.name}")
