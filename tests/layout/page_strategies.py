@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 from hypothesis import strategies as st
 
-from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout
+from kvoffload.layout.canonical import CanonicalLayer
 from kvoffload.layout.geometry import (
     Arrangement,
     AttentionPage,
@@ -20,11 +19,6 @@ from kvoffload.layout.geometry import (
     StatePage,
     StateTensor,
 )
-from kvoffload.layout.reference import reference_page
-from kvoffload.messages import CopyJob, GroupCopies
-from kvoffload.types import Direction, JobId, RequestId
-from kvoffload.worker.copier_cpu import CPUCopier
-from kvoffload.worker.pages_canonical import bind_canonical
 
 NUM_SLOTS = 5
 GARBAGE = 0xA5
@@ -134,65 +128,3 @@ def _elsewhere(draw: st.DrawFn, page: LayerPage, sizes: ParallelSizes) -> LayerP
     if isinstance(page, AttentionPage):
         changes["order"] = draw(st.sampled_from(HeadOrder))
     return replace(page, **changes)
-
-
-class Engine:
-    """The device memory of all ranks, in which every block holds what `truth` says of it.
-
-    Args:
-        layout: The layout.
-        truth: Per layer, the bytes that an engine without parallelism would hold: (blocks, canonical bytes), or None
-            for memory that holds nothing yet.
-        pad_bytes: Behind each page.
-    """
-
-    def __init__(
-        self, layout: CanonicalLayout, truth: Sequence[np.ndarray] | None, num_blocks: int, pad_bytes: int = 0
-    ) -> None:
-        self.layout, self.num_blocks, self.pad_bytes = layout, num_blocks, pad_bytes
-        self.device = [
-            [self._pages(layer.number, rank, truth) for layer in layout.of_rank(rank)]
-            for rank in range(layout.sizes.world_size)
-        ]
-
-    def _pages(self, number: int, rank: int, truth: Sequence[np.ndarray] | None) -> np.ndarray:
-        numbers, granule = reference_page(self.layout.layers[number].page, self.layout.sizes, rank)
-        size = numbers.size * granule
-        pages = np.full((self.num_blocks, size + self.pad_bytes), GARBAGE, np.uint8)
-        if truth is not None:
-            pages[:, :size] = slice_of(
-                self.layout.layers[number].page, self.layout.sizes, rank, truth[number]
-            )
-        return pages
-
-    def copy(
-        self,
-        direction: Direction,
-        entries: Sequence[tuple[int, int, int]],
-        rows: np.ndarray,
-        ranks: Sequence[int] | None = None,
-    ) -> list[int]:
-        """Every rank (or those named) carries out the job; returns the bytes that each copied."""
-        table = np.array(entries, dtype=np.int64)
-        part = GroupCopies(0, *(table[:, i].copy() for i in range(3)))
-        copied = []
-        for rank in range(len(self.device)) if ranks is None else ranks:
-            copier = CPUCopier([bind_canonical(self.layout, rank, self.device[rank], rows)])
-            outcome = copier.copy(CopyJob(JobId(1), RequestId("r"), direction, (part,)))
-            assert not outcome.failed, outcome
-            copied.append(outcome.copied_bytes)
-        return copied
-
-
-def slice_of(page: LayerPage, sizes: ParallelSizes, rank: int, truth: np.ndarray) -> np.ndarray:
-    """What a rank holds of unsharded blocks: (blocks, canonical bytes) → (blocks, page bytes)."""
-    numbers, granule = reference_page(page, sizes, rank)
-    return truth.reshape(len(truth), -1, granule)[:, numbers].reshape(len(truth), -1)
-
-
-def random_truth(layout: CanonicalLayout, num_blocks: int, seed: int) -> list[np.ndarray]:
-    """Unsharded bytes of every layer and block."""
-    rng = np.random.default_rng(seed)
-    ends = [*layout._offsets_bytes]
-    sizes = np.diff(ends) // layout.blocks_per_chunk
-    return [rng.integers(0, 256, (num_blocks, size), dtype=np.uint8) for size in sizes.tolist()]

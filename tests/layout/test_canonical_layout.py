@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from page_strategies import (
-    GARBAGE,
-    NUM_SLOTS,
-    Engine,
-    layers_and_sizes,
-    random_truth,
-    same_under_others,
-    slice_of,
-)
+from page_strategies import NUM_SLOTS, layers_and_sizes, same_under_others
 
 from kvoffload.layout.canonical import (
     CanonicalLayer,
@@ -26,6 +18,7 @@ from kvoffload.layout.canonical import (
     with_canonical_tokens,
 )
 from kvoffload.layout.geometry import AttentionPage, HeadOrder, LatentPage, OpaquePage, ParallelSizes
+from kvoffload.testing.layout_engine import GARBAGE, LayoutEngine, position_bytes, slice_of
 from kvoffload.types import Direction
 from kvoffload.worker.pages_canonical import bind_canonical
 
@@ -53,16 +46,16 @@ def test_what_one_parallel_layout_stores_any_other_reads(group: tuple, data: st.
     assert ours.portable
     assert ours.signature() == theirs.signature()
     assert ours.row_bytes == theirs.row_bytes
-    truth = random_truth(ours, BLOCKS, seed=1)
+    truth = position_bytes(ours, BLOCKS, seed=1)
     rows = rows_for(ours)
     places = all_places(per_chunk, 5)
     source = data.draw(st.permutations(range(BLOCKS)))[: len(places)]
     if data.draw(st.booleans()):
         source = range(2, 2 + len(places))  # neighbours: one long run
-    Engine(ours, truth, BLOCKS).copy(
+    LayoutEngine(ours, truth, BLOCKS).copy(
         Direction.STORE, [(b, *p) for b, p in zip(source, places, strict=True)], rows
     )
-    reader = Engine(theirs, None, BLOCKS, pad_bytes=3)
+    reader = LayoutEngine(theirs, None, BLOCKS, pad_bytes=3)
     reader.copy(Direction.LOAD, [(i, *place) for i, place in enumerate(places)], rows)
     for rank, pages in enumerate(reader.device):
         for layer, found in zip(theirs.of_rank(rank), pages, strict=True):
@@ -80,9 +73,9 @@ def test_stores_write_every_byte_of_a_row_once(group: tuple, per_chunk: int) -> 
     layout = CanonicalLayout(layers, per_chunk, sizes)
     rows = rows_for(layout)
     entries = [(i, *place) for i, place in enumerate(all_places(per_chunk, NUM_SLOTS * per_chunk))]
-    engine = Engine(layout, random_truth(layout, len(entries), seed=2), len(entries))
+    engine = LayoutEngine(layout, position_bytes(layout, len(entries), seed=2), len(entries))
     copied = engine.copy(Direction.STORE, entries, rows)
-    assert sum(copied) == NUM_SLOTS * layout.row_bytes
+    assert sum(outcome.copied_bytes for outcome in copied) == NUM_SLOTS * layout.row_bytes
 
 
 @settings(max_examples=40, deadline=None)
@@ -91,10 +84,10 @@ def test_a_rank_loads_from_its_byte_ranges_alone(group: tuple, per_chunk: int, g
     layers, sizes = group
     layout = CanonicalLayout(layers, per_chunk, sizes)
     entries = [(i, *place) for i, place in enumerate(all_places(per_chunk, NUM_SLOTS * per_chunk))]
-    truth = random_truth(layout, len(entries), seed=3)
+    truth = position_bytes(layout, len(entries), seed=3)
     rows = rows_for(layout)
-    Engine(layout, truth, len(entries)).copy(Direction.STORE, entries, rows)
-    reader = Engine(layout, None, len(entries))
+    LayoutEngine(layout, truth, len(entries)).copy(Direction.STORE, entries, rows)
+    reader = LayoutEngine(layout, None, len(entries))
     for rank in range(sizes.world_size):
         ranges = layout.byte_ranges(rank, gap_bytes)
         assert (ranges[1:, 0] > ranges[:-1].sum(axis=1) + gap_bytes).all()
@@ -156,9 +149,9 @@ def test_context_parallel_engines_share_chunks_with_engines_of_smaller_blocks() 
     spread = group_of(page, ParallelSizes(tp=8, dcp=4, interleave_tokens=2), per_chunk=1)
     assert plain.signature() == spread.signature()
     rows = rows_for(plain)
-    truth = random_truth(plain, 4, seed=4)
-    Engine(plain, truth, 4).copy(Direction.STORE, [(b, 2, b) for b in range(4)], rows)
-    reader = Engine(spread, None, 1)
+    truth = position_bytes(plain, 4, seed=4)
+    LayoutEngine(plain, truth, 4).copy(Direction.STORE, [(b, 2, b) for b in range(4)], rows)
+    reader = LayoutEngine(spread, None, 1)
     reader.copy(Direction.LOAD, [(0, 2, 0)], rows)
     for rank, pages in enumerate(reader.device):
         for number, found in enumerate(pages):
@@ -201,8 +194,8 @@ def test_one_opaque_layer_makes_the_whole_chunk_not_portable() -> None:
 
 def test_a_slab_of_all_layers_is_cut_into_its_layers() -> None:
     layout = group_of(AttentionPage(4, (8, 8), 4), ParallelSizes(tp=2), count=3)
-    truth = random_truth(layout, 2, seed=5)
-    engine = Engine(layout, truth, 2)
+    truth = position_bytes(layout, 2, seed=5)
+    engine = LayoutEngine(layout, truth, 2)
     rows, slab_rows = rows_for(layout), rows_for(layout)
     entries = [(0, 1, 0), (1, 1, 1)]
     engine.copy(Direction.STORE, entries, rows)
@@ -213,8 +206,10 @@ def test_a_slab_of_all_layers_is_cut_into_its_layers() -> None:
 
 def test_ranks_that_hold_the_same_bytes_share_the_work_of_one_chunk() -> None:
     layout = group_of(LatentPage((64,), 16), ParallelSizes(tp=4), count=8, per_chunk=1)
-    engine = Engine(layout, random_truth(layout, 1, seed=6), 1)
-    assert engine.copy(Direction.STORE, [(0, 3, 0)], rows_for(layout)) == [layout.row_bytes // 4] * 4
+    engine = LayoutEngine(layout, position_bytes(layout, 1, seed=6), 1)
+    assert [o.copied_bytes for o in engine.copy(Direction.STORE, [(0, 3, 0)], rows_for(layout))] == [
+        layout.row_bytes // 4
+    ] * 4
 
 
 def test_a_layout_that_is_not_proved_is_never_bound() -> None:
@@ -238,8 +233,11 @@ def test_pages_or_rows_that_are_too_short_are_refused() -> None:
 def test_a_stage_without_layers_of_a_group_has_nothing_to_copy() -> None:
     layers = (CanonicalLayer("a", AttentionPage(2, (8, 8), 4), stage=1),)
     layout = CanonicalLayout(layers, 1, ParallelSizes(pp=2))
-    engine = Engine(layout, random_truth(layout, 1, seed=7), 1)
-    assert engine.copy(Direction.STORE, [(0, 0, 0)], rows_for(layout)) == [0, layout.row_bytes]
+    engine = LayoutEngine(layout, position_bytes(layout, 1, seed=7), 1)
+    assert [o.copied_bytes for o in engine.copy(Direction.STORE, [(0, 0, 0)], rows_for(layout))] == [
+        0,
+        layout.row_bytes,
+    ]
     assert layout.byte_ranges(0).tolist() == []
 
 

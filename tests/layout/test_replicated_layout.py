@@ -6,11 +6,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from page_strategies import Engine, random_truth
 
 from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout
 from kvoffload.layout.geometry import AttentionPage, LatentPage, ParallelSizes
 from kvoffload.layout.replicated import HostMemory, copies_per_chunk, replicated_fault, uses_shared_region
+from kvoffload.testing.layout_engine import LayoutEngine, position_bytes
 from kvoffload.types import Direction
 
 MLA = LatentPage((1152,), 16)
@@ -50,11 +50,12 @@ def test_the_same_bytes_make_the_same_number_of_chunks_whatever_tp_is() -> None:
         assert layout.fault() is None
         assert layout.row_bytes == 3 * 2 * 16 * 1152
         rows = np.zeros((3, layout.row_bytes), np.uint8)
-        truth = random_truth(layout, 2, seed=tp)
-        engine = Engine(layout, truth, 2)
+        truth = position_bytes(layout, 2, seed=tp)
+        engine = LayoutEngine(layout, truth, 2)
         entries = [(0, 2, 0), (1, 2, 1)]
-        assert sum(engine.copy(Direction.STORE, entries, rows)) == layout.row_bytes
-        reader = Engine(layout, None, 2)
+        outcomes = engine.copy(Direction.STORE, entries, rows)
+        assert sum(outcome.copied_bytes for outcome in outcomes) == layout.row_bytes
+        reader = LayoutEngine(layout, None, 2)
         reader.copy(Direction.LOAD, entries, rows)
         for pages in reader.device:
             for found, right in zip(pages, truth, strict=True):

@@ -16,12 +16,14 @@ from typer.core import TyperGroup
 from kvoffload import __version__
 from kvoffload.cli.demo.command import demo
 from kvoffload.cli.serve import ServeCommand, serve
+from kvoffload.cli.sim import sim
 from kvoffload.cli.store.collection import gc
 from kvoffload.cli.store.inspection import stat
 from kvoffload.cli.store.listing import ls
 from kvoffload.cli.store.purging import purge
 from kvoffload.cli.store.usage import du
 from kvoffload.cli.store.verification import verify
+from kvoffload.cli.verify_layout import verify_layout
 from kvoffload.errors import KvError
 
 EXIT_WRONG_USE = 2
@@ -67,6 +69,8 @@ def _root(
 
 app.command(cls=ServeCommand, context_settings={"allow_interspersed_args": True})(serve)
 app.command()(demo)
+app.command()(sim)
+app.command()(verify_layout)
 for _tool in (ls, du, stat, verify, gc, purge):
     app.command(rich_help_panel="Store tools")(_tool)
 
