@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from kvoffload import __version__
 from kvoffload.cli.demo.command import demo
+from kvoffload.cli.doctor.command import doctor
 from kvoffload.cli.serve import ServeCommand, serve
 from kvoffload.cli.sim import sim
 from kvoffload.cli.store.collection import gc
@@ -69,6 +70,7 @@ def _root(
 
 app.command(cls=ServeCommand, context_settings={"allow_interspersed_args": True})(serve)
 app.command()(demo)
+app.command()(doctor)
 app.command()(sim)
 app.command()(verify_layout)
 for _tool in (ls, du, stat, verify, gc, purge):

@@ -24,6 +24,11 @@ _DEFAULT_MIN_FREE_BYTES = 20 * 1024**3
 IsKept = Callable[[OffloadKey], bool]
 
 
+def default_min_free_bytes(total_bytes: int) -> int:
+    """What stays free on a file system of this size if nothing else is said."""
+    return min(_DEFAULT_MIN_FREE_BYTES, total_bytes // _DEFAULT_MIN_FREE_PART)
+
+
 class FreeSpace:
     """How much of the file system may still be used. Asks it now and then, and reckons in between.
 
@@ -53,7 +58,7 @@ class FreeSpace:
             block = found.f_frsize or found.f_bsize
             kept = self._min_free_bytes
             if kept is None:
-                kept = min(_DEFAULT_MIN_FREE_BYTES, found.f_blocks * block // _DEFAULT_MIN_FREE_PART)
+                kept = default_min_free_bytes(found.f_blocks * block)
             with self._lock:
                 self._room_bytes, self._asked_s = found.f_bavail * block - kept, now_s
         with self._lock:

@@ -1,0 +1,1 @@
+"""`kvoffload doctor`: is this machine fit for an engine with kvoffload? Found out before one is started."""
