@@ -55,6 +55,8 @@ SHAPES = {"stream": (32 << 20, 8), "one": (128 << 20, 1)}
 THREADS = 16
 ROUNDS = 6
 SETTLE_S = 2.0
+AFTER_DELETION_S = 65.0
+"""For a minute ext4 passes over the inodes of deleted files when it makes new ones, which halves the rate of small stores."""
 PAUSE_S = 1e-4
 
 
@@ -212,14 +214,14 @@ def run_plain(base: Path, buffer: memoryview, size: int, shapes: Sequence[str]) 
 
 
 @contextmanager
-def scratch(base: Path) -> Iterator[Path]:
+def scratch(base: Path, settle_s: float = SETTLE_S) -> Iterator[Path]:
     """A directory that is gone afterwards, and the disk quiet: deleting (and trimming) is slow and goes on for a while."""
     path = Path(tempfile.mkdtemp(dir=base))
     try:
         yield path
     finally:
         shutil.rmtree(path)
-        settle(SETTLE_S)
+        settle(settle_s)
 
 
 def settle(seconds: float) -> None:
@@ -239,6 +241,13 @@ def measure_checksum(buffer: memoryview, size: int) -> dict[str, float]:
 
 def measure(base: Path, buffer: memoryview, name: str) -> list[common.Row]:
     """All rows of one chunk size."""
+    # Nothing is deleted before the last round, so that nobody pays for deletions.
+    with scratch(base, AFTER_DELETION_S) as root:
+        return measure_in(root, buffer, name)
+
+
+def measure_in(root: Path, buffer: memoryview, name: str) -> list[common.Row]:
+    """The same, in a directory to be filled."""
     size, shapes = SIZES[name], tuple(SHAPES)
     has_fio = shutil.which("fio") is not None
     limit = LIMIT if has_fio else PLAIN_LIMIT
@@ -256,9 +265,7 @@ def measure(base: Path, buffer: memoryview, name: str) -> list[common.Row]:
     for number in range(ROUNDS):
         print(f"{name}, round {number + 1} of {ROUNDS}", file=sys.stderr)
         turned = order[number % len(order) :] + order[: number % len(order)]
-        # Nothing is deleted within a round, so that nobody pays for the others' deletions.
-        with scratch(base) as root:
-            found = common.interleave(1, {c: functools.partial(runs[c], root) for c in turned})
+        found = common.interleave(1, {c: functools.partial(runs[c], root) for c in turned})
         for contender, cases in found.items():
             for case, rates in cases.items():
                 values[contender].setdefault(case, []).extend(rates)
@@ -395,12 +402,18 @@ def has_peer() -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object a line, nothing else on stdout")
-    parser.add_argument("--quick", action="store_true", help="256 MiB a run instead of 1 GiB")
+    parser.add_argument("--quick", action="store_true", help="256 MiB a run instead of 512 MiB")
     parser.add_argument("--dir", default=tempfile.gettempdir(), help="where to write (default: %(default)s)")
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
     parser.add_argument("--chunks", type=int, default=100_000, help="chunks in the directory that is walked")
     arguments = parser.parse_args()
-    total = (256 if arguments.quick else 1024) << 20
+    total = (256 if arguments.quick else 512) << 20
+    # Two shapes and three contenders in each round; what is written stays until the end of a size.
+    needed = total * 2 * 3 * ROUNDS
+    if shutil.disk_usage(arguments.dir).free < 2 * needed:
+        parser.error(
+            f"{arguments.dir} has less than {2 * needed >> 30} GiB free; give another --dir or --quick"
+        )
     buffer = memoryview(mmap.mmap(-1, total))
     for offset in range(0, total, 1 << 20):
         buffer[offset : offset + (1 << 20)] = os.urandom(4096) * 256
