@@ -176,8 +176,9 @@ def test_reading_commands_and_dry_runs_change_nothing(tmp_path: Path) -> None:
 
 
 def test_verify_finds_every_kind_of_damage_and_fix_removes_it(tmp_path: Path) -> None:
-    directory = make_store(tmp_path, 6)
-    payload, header, short, renamed, newer, good = chunk_files(directory)
+    directory = make_store(tmp_path, 7)
+    payload, header, short, longer, renamed, newer, good = chunk_files(directory)
+    longer.write_bytes(longer.read_bytes() + bytes(4096))
     damage(payload, 5000)
     damage(header, 20)
     short.write_bytes(short.read_bytes()[:-4096])
@@ -190,7 +191,7 @@ def test_verify_finds_every_kind_of_damage_and_fix_removes_it(tmp_path: Path) ->
     assert {kind: one["chunks"] for kind, one in found["damage"].items()} == {
         "payload_checksum": 1,
         "header_checksum": 1,
-        "length": 1,
+        "length": 2,
         "other_key": 1,
     }
     assert found["chunks_of_later_formats"] == 1
@@ -339,6 +340,17 @@ def test_purge_of_all_leaves_an_empty_store_that_the_next_engine_uses(tmp_path: 
     assert run_json("ls", tmp_path)["namespaces"] == []
     assert recorded_bytes(tmp_path) == counted_bytes(tmp_path)
     assert len(chunk_files(make_store(tmp_path, 3))) == 3
+
+
+def test_a_namespace_with_foreign_content_stays_after_a_purge_and_its_description_is_not_touched(
+    tmp_path: Path,
+) -> None:
+    directory = make_store(tmp_path, 2)
+    (directory / "notes.txt").write_text("mine")
+    before = (directory / "namespace.json").stat()
+    assert run_json("purge", tmp_path, "--yes")["removed"]["chunk"] == 2
+    assert (directory / "namespace.json").stat().st_ino == before.st_ino
+    assert (directory / "notes.txt").read_text() == "mine"
 
 
 def test_help_needs_neither_numpy_nor_xxhash() -> None:

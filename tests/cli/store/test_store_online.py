@@ -189,3 +189,24 @@ def test_what_cannot_be_removed_is_told_and_ends_with_1(tmp_path: Path) -> None:
     assert not run_purge(store, None, yes=True, dry_run=False, as_json=True)
     assert len(chunk_files(tmp_path)) == 2
     assert recorded_bytes(tmp_path) == counted_bytes(tmp_path)
+
+
+def test_a_namespace_that_somebody_begins_to_use_while_it_is_purged_says_again_what_it_is(
+    tmp_path: Path,
+) -> None:
+    directory = make_store(tmp_path, 1)
+    before = (directory / "namespace.json").read_bytes()
+
+    class UsedMeanwhile(DiskIO):
+        def rmdir(self, path: str) -> None:
+            if path == str(directory):
+                (directory / "ab").mkdir()
+            super().rmdir(path)
+
+    store = open_root(str(tmp_path), UsedMeanwhile())
+    assert run_purge(store, None, yes=True, dry_run=False, as_json=True)
+    assert (directory / "namespace.json").read_bytes() == before
+    assert (directory / "ab").is_dir()
+    assert recorded_bytes(tmp_path) >= counted_bytes(tmp_path) - 4096, (
+        "but for the directory that was made by hand"
+    )

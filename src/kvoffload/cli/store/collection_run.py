@@ -46,7 +46,7 @@ def run_gc(
                 plan = count_and_plan(store, accounts, bounds)
             else:
                 plan = make_plan(store, chosen, accounts, bounds)
-            cleaner = Cleaner(store, accounts, plan.observer)
+            cleaner = Cleaner(store, accounts)
             cleaned = carry_out(cleaner, plan.removals, "collecting", as_json=as_json)
         finally:
             accounts.close()

@@ -30,7 +30,7 @@ def run_purge(store: StoreRoot, namespace: str | None, *, yes: bool, dry_run: bo
         return False
     accounts.open()
     try:
-        cleaner = Cleaner(store, accounts, plan.observer)
+        cleaner = Cleaner(store, accounts)
         cleaned = carry_out(cleaner, plan.removals, "purging", as_json=as_json)
         # An engine that runs needs its namespace's directory, and says with it what it is.
         if not _others(plan, accounts):

@@ -85,7 +85,7 @@ def _verify(
     report.record_fault = _record_fault(store, plan.survey, plan.observer.live_writers - {accounts.here.text})
     if options.fix:
         chosen = tuple(_mended(store, info, accounts, report) for info in chosen)
-    cleaner = Cleaner(store, accounts, plan.observer) if options.fix else None
+    cleaner = Cleaner(store, accounts) if options.fix else None
     total = sum(one.chunk_bytes for one in plan.survey.namespaces)
     with progress("verifying", total, hidden=options.as_json) as advance:
         throttle = Throttle(None if options.limit_mib_s is None else options.limit_mib_s * _MEBIBYTE)

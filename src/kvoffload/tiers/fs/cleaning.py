@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 
 from kvoffload.tiers.fs.accounts import Accounts
 from kvoffload.tiers.fs.collecting import Kind, Reason, Removal
-from kvoffload.tiers.fs.directory import GONE, NAMESPACE_BYTES, NAMESPACE_FILE, FoundFile
+from kvoffload.tiers.fs.directory import GONE, NAMESPACE_BYTES, NAMESPACE_FILE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
-from kvoffload.tiers.fs.liveness import is_orphan
 from kvoffload.tiers.fs.namespace_file import write_namespace
 from kvoffload.tiers.fs.removal import remove_if_same
 from kvoffload.tiers.fs.store_root import NamespaceInfo, NamespaceState, StoreRoot, describe
-from kvoffload.tiers.fs.survey import Observer
 
 _NEWER_NS = 1_000_000_000
 """As the evictor: a file must have been used by this much later than believed to be spared."""
@@ -45,14 +43,12 @@ class Cleaner:
     Args:
         store: The store.
         accounts: Opened; is told what was freed.
-        observer: For looking again whether a temporary file's writer is dead.
     """
 
-    def __init__(self, store: StoreRoot, accounts: Accounts, observer: Observer) -> None:
+    def __init__(self, store: StoreRoot, accounts: Accounts) -> None:
         self._disk: DiskIO = store.disk
         self._store = store
         self._accounts = accounts
-        self._observer = observer
         self._lock = threading.Lock()
         self.cleaned = Cleaned()
 
@@ -125,17 +121,12 @@ class Cleaner:
             if error.errno in GONE:
                 return False
             raise
+        # Also of a temporary file: another host may have gone on writing it after a long silence.
         is_used = removal.reason is not Reason.PURGED and found.st_mtime_ns > removal.used_ns + _NEWER_NS
-        if is_used or not is_plain_file(found) or not self._may_go(removal, found):
+        if is_used or not is_plain_file(found):
             self._spare()
             return False
         return remove_if_same(self._disk, removal.path, found)
-
-    def _may_go(self, removal: Removal, found: os.stat_result) -> bool:
-        if removal.kind is not Kind.TEMP:
-            return True
-        file = FoundFile(removal.path.rpartition("/")[2], found.st_size, found.st_mtime_ns)
-        return is_orphan(file, self._observer.here, self._observer.now_s, self._observer.live_writers)
 
     def _remove_directory(self, removal: Removal) -> bool:
         try:
