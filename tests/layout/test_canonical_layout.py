@@ -13,10 +13,15 @@ from page_strategies import NUM_SLOTS, layers_and_sizes, same_under_others
 from kvoffload.layout.canonical import (
     CanonicalLayer,
     CanonicalLayout,
+    LayerFacts,
     even_stages,
     in_model_order,
+    plan_canonical,
+    seen_fault,
     with_canonical_tokens,
+    with_seen_order,
 )
+from kvoffload.layout.certify import SeenTensor
 from kvoffload.layout.geometry import AttentionPage, HeadOrder, LatentPage, OpaquePage, ParallelSizes
 from kvoffload.testing.layout_engine import GARBAGE, LayoutEngine, position_bytes, slice_of
 from kvoffload.types import Direction
@@ -210,6 +215,29 @@ def test_ranks_that_hold_the_same_bytes_share_the_work_of_one_chunk() -> None:
     assert [o.copied_bytes for o in engine.copy(Direction.STORE, [(0, 3, 0)], rows_for(layout))] == [
         layout.row_bytes // 4
     ] * 4
+
+
+def test_a_plan_keeps_what_is_certified_canonical_and_the_rest_opaque() -> None:
+    page, sizes = AttentionPage(4, (8, 8), 4), ParallelSizes(tp=2)
+    facts = [LayerFacts("a", page, 128), LayerFacts("b", None, 40), LayerFacts("c", page, 128)]
+    layout, reasons = plan_canonical(facts, 2, sizes)
+    assert [layer.page for layer in layout.layers] == [page, OpaquePage(40), page]
+    assert (layout.fault(), layout.portable, layout.opaque_layers) == (None, False, ("b",))
+    assert reasons == {"b": "the kind of this layer is not known"}
+    layout, reasons = plan_canonical(facts[::2], 2, sizes)
+    assert (layout.portable, reasons) == (True, {})
+
+
+def test_registered_tensors_fit_the_plan_or_are_named() -> None:
+    page, sizes = AttentionPage(4, (8, 8), 4), ParallelSizes(tp=2)
+    layout, _ = plan_canonical([LayerFacts("a", page, 128), LayerFacts("b", None, 40)], 1, sizes)
+    nhd = SeenTensor((5, 2, 4, 8), (64, 8, 16, 1), 2, "BHNC")
+    assert seen_fault(layout, 1, {"a": nhd}) is None
+    ordered = with_seen_order(layout, 1, {"a": nhd})
+    assert ordered.layers[0].page == replace(page, order=HeadOrder.NHD)
+    assert (ordered.fault(), ordered.signature()) == (None, layout.signature())
+    assert seen_fault(layout, 1, {}) == "layer a was not registered"
+    assert "layer a: axis H" in (seen_fault(layout, 1, {"a": replace(nhd, shape=(5, 4, 4, 8))}) or "")
 
 
 def test_a_layout_that_is_not_proved_is_never_bound() -> None:

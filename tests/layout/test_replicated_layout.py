@@ -9,7 +9,13 @@ import pytest
 
 from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout
 from kvoffload.layout.geometry import AttentionPage, LatentPage, ParallelSizes
-from kvoffload.layout.replicated import HostMemory, copies_per_chunk, replicated_fault, uses_shared_region
+from kvoffload.layout.replicated import (
+    HostMemory,
+    copies_per_chunk,
+    replicated_fault,
+    shared_rows_fault,
+    uses_shared_region,
+)
 from kvoffload.testing.layout_engine import LayoutEngine, position_bytes
 from kvoffload.types import Direction
 
@@ -39,6 +45,12 @@ def test_the_truth_table_of_configuration_and_platform() -> None:
 )
 def test_a_refusal_says_why(memory: HostMemory, why: str) -> None:
     assert why in (replicated_fault((MLA,), ParallelSizes(tp=2), memory) or "")
+    assert why in (shared_rows_fault(memory) or ""), "canonical rows need one region, too"
+
+
+def test_ranks_of_one_node_that_see_one_region_can_write_for_each_other() -> None:
+    assert shared_rows_fault(HostMemory(platform_shares=True, has_secondary_tiers=False)) is None
+    assert shared_rows_fault(HostMemory(platform_shares=False, has_secondary_tiers=True)) is None
 
 
 def test_the_same_bytes_make_the_same_number_of_chunks_whatever_tp_is() -> None:

@@ -9,13 +9,14 @@ a block's canonical bytes are is said in `mapping.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
 
+from kvoffload.layout.certify import Certified, SeenTensor, Uncertified, certify, kept_as
 from kvoffload.layout.geometry import (
     AttentionPage,
     LatentPage,
@@ -41,6 +42,18 @@ class CanonicalLayer:
     page: LayerPage
     stage: int = 0
     """The pipeline stage that owns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """What a connector knows of one layer before anybody vouches for it."""
+
+    name: str
+    page: LayerPage | None
+    """None: a layer of unknown kind."""
+    rank_page_bytes: int
+    """What the engine allocates for one block on one rank; used if the layer is kept opaque."""
+    stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +165,56 @@ class CanonicalLayout:
         )
         parallel = "" if self.portable else f"; {self.sizes}"
         return f"{FAMILY}/{FORMAT_VERSION}: {layers}{parallel}"
+
+
+def plan_canonical(
+    facts: Sequence[LayerFacts], blocks_per_chunk: int, sizes: ParallelSizes
+) -> tuple[CanonicalLayout, dict[str, str]]:
+    """The layout of a group: certified layers canonical, the others opaque.
+
+    Args:
+        facts: All layers of the group, of all stages, in the order of the model.
+        blocks_per_chunk: Blocks of a chunk.
+        sizes: The parallel layout.
+
+    Returns:
+        The layout, and why each opaque layer is opaque, by name. The chunks are portable exactly if there is none.
+    """
+    layers, reasons = [], {}
+    for layer in facts:
+        verdict = certify(layer.page, sizes)
+        if isinstance(verdict, Uncertified):
+            reasons[layer.name] = verdict.reason
+        layers.append(CanonicalLayer(layer.name, kept_as(verdict, layer.rank_page_bytes), layer.stage))
+    return CanonicalLayout(tuple(layers), blocks_per_chunk, sizes), reasons
+
+
+def seen_fault(layout: CanonicalLayout, rank: int, seen: Mapping[str, SeenTensor]) -> str | None:
+    """Why the tensors that a rank registered contradict the layout; None if they fit.
+
+    Only the order of heads and tokens may differ from the description: `with_seen_order` takes it over.
+    """
+    for layer in layout.of_rank(rank):
+        page = layout.layers[layer.number].page
+        if isinstance(page, OpaquePage):
+            continue
+        if layer.name not in seen:
+            return f"layer {layer.name} was not registered"
+        verdict = certify(page, layout.sizes, seen[layer.name], rank)
+        if isinstance(verdict, Uncertified):
+            return f"layer {layer.name}: {verdict.reason}"
+    return None
+
+
+def with_seen_order(layout: CanonicalLayout, rank: int, seen: Mapping[str, SeenTensor]) -> CanonicalLayout:
+    """The same rows for an engine whose tensors look as seen; `seen_fault` must be None. Does not mutate."""
+    order = {}
+    for layer in layout.of_rank(rank):
+        verdict = certify(layout.layers[layer.number].page, layout.sizes, seen.get(layer.name), rank)
+        if isinstance(verdict, Certified):
+            order[layer.name] = verdict.page
+    layers = (replace(layer, page=order.get(layer.name, layer.page)) for layer in layout.layers)
+    return replace(layout, layers=tuple(layers))
 
 
 def page_signature(page: LayerPage, sizes: ParallelSizes, blocks: int) -> str:

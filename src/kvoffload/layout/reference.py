@@ -7,7 +7,6 @@ share no arithmetic with `mapping.py`.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import gcd, prod
 
 import numpy as np
@@ -30,7 +29,6 @@ from kvoffload.layout.geometry import (
 from kvoffload.layout.runs import Int64Array
 
 
-@lru_cache(maxsize=64)
 def reference_page(page: LayerPage, sizes: ParallelSizes, rank: int) -> tuple[Int64Array, int]:
     """What a rank's page consists of.
 

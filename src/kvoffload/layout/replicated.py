@@ -32,17 +32,25 @@ def uses_shared_region(memory: HostMemory) -> bool:
     return memory.has_secondary_tiers or memory.platform_shares
 
 
+def shared_rows_fault(memory: HostMemory) -> str | None:
+    """Why ranks cannot write parts of one row for each other, in whatever layout; None if they can.
+
+    The canonical layout needs this, too: what a rank reads may have been written by another.
+    """
+    if memory.nodes != 1:
+        return f"the ranks are spread over {memory.nodes} nodes"
+    if not uses_shared_region(memory):
+        return "every rank has a private buffer: one rank's store would not reach the others"
+    return None
+
+
 def replicated_fault(pages: Sequence[LayerPage], sizes: ParallelSizes, memory: HostMemory) -> str | None:
     """Why one copy cannot stand for all ranks; None if it can."""
     if not pages or not all(isinstance(page, LatentPage) for page in pages):
         return "not all layers are latent (MLA)"
     if (sizes.pp, sizes.pcp, sizes.dcp) != (1, 1, 1):
         return "there is parallelism other than tensor parallelism"
-    if memory.nodes != 1:
-        return f"the ranks are spread over {memory.nodes} nodes"
-    if not uses_shared_region(memory):
-        return "every rank has a private buffer: one rank's store would not reach the others"
-    return None
+    return shared_rows_fault(memory)
 
 
 def copies_per_chunk(pages: Sequence[LayerPage], sizes: ParallelSizes, memory: HostMemory) -> int:

@@ -6,6 +6,7 @@ For tests of layouts and for `kvoffload verify-layout`: store under one parallel
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from kvoffload.worker.pages_canonical import bind_canonical
 GARBAGE = 0xA5
 """What memory holds that nobody has written."""
 
+_reference = lru_cache(maxsize=64)(reference_page)
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -37,7 +39,7 @@ def slice_of(page: LayerPage, sizes: ParallelSizes, rank: int, truth: ByteArray)
     Returns:
         shape (blocks, page bytes).
     """
-    numbers, granule = reference_page(page, sizes, rank)
+    numbers, granule = _reference(page, sizes, rank)
     held: ByteArray = truth.reshape(len(truth), -1, granule)[:, numbers].reshape(len(truth), -1)
     return held
 

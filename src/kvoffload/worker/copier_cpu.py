@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from kvoffload.messages import NO_SLOT, CopyJob, GroupCopies, JobOutcome
 from kvoffload.transfer.copy_plan import CopyRun, plan_runs, slots_of_run
 from kvoffload.types import Direction
 from kvoffload.worker.copier import Copier
-from kvoffload.worker.pages import GroupPages, block_bytes
+from kvoffload.worker.pages import FragmentArray, GroupPages, Turn, block_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,14 @@ class CPUCopier(Copier):
 
     def __init__(self, groups: Sequence[GroupPages]) -> None:
         self._groups = tuple(groups)
+        # Counted once: the loop over runs and layers is hot where blocks are scattered.
+        self._pairs = [
+            [
+                _Pair(device, host, turn, block_bytes(device))
+                for device, host, turn in zip(pages.device, pages.host, pages.turns, strict=True)
+            ]
+            for pages in self._groups
+        ]
 
     def copy(self, job: CopyJob) -> JobOutcome:
         """See Copier."""
@@ -55,7 +64,7 @@ class CPUCopier(Copier):
         copied_bytes = 0
         for run in plan_runs(part, pages.blocks_per_chunk):
             try:
-                copied_bytes += _copy_run(run, pages, direction)
+                copied_bytes += _copy_run(run, self._pairs[part.group], pages.blocks_per_chunk, direction)
             except (ValueError, IndexError, MemoryError):
                 logger.exception("copy of %s (%s) failed", run, direction.value)
                 failed.update(slots_of_run(run, pages.blocks_per_chunk))
@@ -78,26 +87,37 @@ def _chunks_outside(part: GroupCopies, pages: GroupPages) -> set[int]:
     return set(part.slots[~inside & (part.slots != NO_SLOT)].tolist())
 
 
-def _copy_run(run: CopyRun, pages: GroupPages, direction: Direction) -> int:
+class _Pair(NamedTuple):
+    """Both sides of one pair of views."""
+
+    device: FragmentArray
+    host: FragmentArray
+    turn: Turn
+    block_bytes: int
+
+
+def _copy_run(run: CopyRun, pairs: list[_Pair], blocks_per_chunk: int, direction: Direction) -> int:
     """Copy one run in all layers; returns the bytes that this worker copied."""
     copied_bytes = 0
-    for device, host, turn in zip(pages.device, pages.host, pages.turns, strict=True):
+    storing = direction is Direction.STORE
+    block, slot, position, length = run
+    for device, host, turn, size in pairs:
         first, step = 0, 1
-        if direction is Direction.STORE and turn.writers > 1:
-            first = first_elected_step(turn_of(run.slot, turn.layer), turn.writers, turn.writer_index)
+        if storing and turn.writers > 1:
+            first = first_elected_step(turn_of(slot, turn.layer), turn.writers, turn.writer_index)
             step = turn.writers
-        if pages.blocks_per_chunk == 1:
-            near = device[run.block + first : run.block + run.length : step]
-            far = host[run.slot + first : run.slot + run.length : step, 0]
+        if blocks_per_chunk == 1:
+            near = device[block + first : block + length : step]
+            far = host[slot + first : slot + length : step, 0]
         elif first == 0:
             # All blocks lie in one slot, so one turn decides about all of them.
-            near = device[run.block : run.block + run.length]
-            far = host[run.slot, run.position : run.position + run.length]
+            near = device[block : block + length]
+            far = host[slot, position : position + length]
         else:
             continue
-        if direction is Direction.STORE:
+        if storing:
             np.copyto(far, near)
         else:
             np.copyto(near, far)
-        copied_bytes += near.shape[0] * block_bytes(device)
+        copied_bytes += len(near) * size
     return copied_bytes
