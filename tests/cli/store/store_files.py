@@ -8,10 +8,12 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tiers" / "fs"))
 
 from fs_support import Store, make_keys, make_namespace, record_of
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from kvoffload.cli.main import app
@@ -65,8 +67,13 @@ def dead_temp_name() -> str:
     return DEAD_TEMP.format(host=new_writer().host, pid=2**22 + 1)
 
 
+# Made once: making it takes longer than most of the commands that the tests run.
+_command = get_command(app)
+
+
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    with mock.patch("typer.testing._get_command", return_value=_command):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def run_json(*arguments: object, exit_code: int = 0) -> dict[str, Any]:
