@@ -364,3 +364,54 @@ def test_tiers_own_counters_reach_the_metrics_and_only_rise() -> None:
     bench.tier.lookups = 0  # a tier that was opened anew
     bench.tick(2)
     assert bench.recorder.value(m.TIER_EVENTS, tier="disk", event="lookups") >= first > 0
+
+
+def slicing_bench() -> Bench:
+    return Bench(slots=20, config=StagingConfig(deadline_s=8, slice_chunks=4))
+
+
+def test_a_long_prompt_is_reserved_as_a_whole_and_handed_over_in_slices() -> None:
+    bench, wanted = slicing_bench(), keys(10)
+    bench.tier.has.update(wanted)
+    sizes = []
+    while len(sizes) < 3:
+        assert bench.fetch(A, wanted)
+        sizes.append([len(job.entries) for job in bench.tier.pending(Verb.LOAD)])
+        assert len(bench.staging.in_use(0)[0]) == 10
+    assert sizes == [[4], [4, 4], [4, 4, 2]]
+    while bench.tier.pending(Verb.LOAD):
+        bench.tier.finish(Verb.LOAD)
+    bench.tick()
+    assert not bench.fetch(A, wanted)
+    assert bench.hits(wanted) == 10
+
+
+def test_what_was_not_handed_over_is_free_again_when_its_request_goes() -> None:
+    bench, wanted = slicing_bench(), keys(10)
+    bench.tier.has.update(wanted)
+    bench.fetch(A, wanted)
+    bench.staging.forget(A)
+    bench.check()
+    assert len(bench.staging.in_use(0)[0]) == 4
+
+
+def test_a_deadline_ends_the_handing_over() -> None:
+    bench, wanted = slicing_bench(), keys(10)
+    bench.tier.has.update(wanted)
+    bench.fetch(A, wanted)
+    bench.now_s += 8
+    assert not bench.fetch(A, wanted)
+    assert len(bench.staging.in_use(0)[0]) <= 8
+
+
+def test_behind_a_refused_slice_nothing_is_loaded() -> None:
+    bench, wanted = slicing_bench(), keys(10)
+    bench.tier.has.update(wanted)
+    bench.fetch(A, wanted)
+    bench.tier.refuses = True
+    assert bench.fetch(A, wanted)
+    bench.tier.finish(Verb.LOAD)
+    bench.tick()
+    assert not bench.fetch(A, wanted)
+    assert bench.hits(wanted) == 4
+    assert not bench.staging.in_use(0)[0]

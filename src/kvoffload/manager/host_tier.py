@@ -65,6 +65,11 @@ class HostTier:
             return LookupResult.HIT
         return LookupResult.HIT_PENDING if key in self._writing else LookupResult.MISS
 
+    def has_none_of(self, keys: Iterable[OffloadKey]) -> bool:
+        """Whether all of these are a MISS, in one call. Does not mutate."""
+        keys = list(keys)
+        return self._ready.keys().isdisjoint(keys) and self._writing.keys().isdisjoint(keys)
+
     def lookup_prefix(self, keys: Iterable[OffloadKey]) -> tuple[int, bool]:
         """How far a prefix reaches, in one call.
 

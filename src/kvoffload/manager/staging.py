@@ -39,6 +39,8 @@ class StagingConfig:
     """How long a request waits for tiers, from its first question to its last chunk."""
     hold_s: float = 30.0
     """How long promoted chunks are held for a request that is not admitted."""
+    slice_chunks: int = 256
+    """Chunks of one request that are handed to a tier in one step."""
     remeasure_s: float = 60.0
     """A tier that was skipped as too slow is tried again after this time."""
 
@@ -51,6 +53,15 @@ class Phase(Enum):
     SETTLED = "settled"
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Chunks that one job will load; their host slots are reserved."""
+
+    lane: TierLane
+    group: int
+    pairs: tuple[tuple[OffloadKey, SlotId], ...]
+
+
 @dataclass(slots=True)
 class Promotion:
     """What is under way for one request."""
@@ -60,6 +71,8 @@ class Promotion:
     jobs: set[tuple[str, int]] = field(default_factory=set)
     awaited: set[tuple[int, OffloadKey]] = field(default_factory=set)
     """Chunks that somebody else fetches or writes."""
+    rest: list[Slice] = field(default_factory=list)
+    """Slots are reserved; the loads are still to be handed over, a slice a call."""
     held: list[tuple[int, SlotId]] = field(default_factory=list)
     unsure: set[str] = field(default_factory=set)
     """Tiers whose answer is still out."""
@@ -74,7 +87,7 @@ class Want:
     tokens_per_chunk: int
     row_bytes: int
     protected: Collection[OffloadKey] = ()
-    """All keys of the request: its head must not be evicted to bring its end."""
+    """All keys of the request (not given: `keys`): its head must not be evicted to bring its end."""
 
 
 @dataclass(slots=True)
@@ -141,14 +154,15 @@ class Staging:
         if promotion.phase is Phase.SETTLED:
             return False
         if promotion.phase is Phase.ASKING:
-            self._ask(req_id, promotion, wants, now_s)
+            self._ask(promotion, wants, now_s)
         if promotion.phase is Phase.PROMOTING:
             promotion.awaited = {
                 (group, key)
                 for group, key in promotion.awaited
                 if self._hosts[group].lookup(key) is LookupResult.HIT_PENDING
             }
-            if not (promotion.jobs or promotion.awaited):
+            self._start_slices(req_id, promotion, now_s)
+            if not (promotion.jobs or promotion.awaited or promotion.rest):
                 promotion.phase = Phase.SETTLED
         if promotion.phase is not Phase.SETTLED and now_s - promotion.since_s >= self._config.deadline_s:
             self._settle_late(promotion, now_s)
@@ -159,6 +173,7 @@ class Staging:
         promotion = self._promotions.pop(req_id, None)
         if promotion is None:
             return
+        self._abort_rest(promotion)
         self._release(promotion)
         for job in promotion.jobs:
             self._waiters.pop(job, None)
@@ -201,13 +216,15 @@ class Staging:
     def in_use(self, group: int) -> tuple[list[SlotId], list[SlotId]]:
         """(slots being written by promotions, slots held) of one group: what `check` needs."""
         writing = [c.slot for lane in self._lanes for c in lane.chunks_of(Verb.LOAD) if c.group == group]
+        rests = [part for promotion in self._promotions.values() for part in promotion.rest]
+        writing += [slot for part in rests if part.group == group for _, slot in part.pairs]
         held = [c.slot for lane in self._lanes for c in lane.chunks_of(Verb.STORE) if c.group == group]
         held += [slot for promotion in self._promotions.values() for g, slot in promotion.held if g == group]
         return writing, held
 
     # -- asking --------------------------------------------------------------------------------------------------
 
-    def _ask(self, req_id: RequestId, promotion: Promotion, wants: Sequence[Want], now_s: float) -> None:
+    def _ask(self, promotion: Promotion, wants: Sequence[Want], now_s: float) -> None:
         located = [(want, self._locate(want)) for want in wants]
         promotion.unsure = {name for _, found in located for name in found.unsure}
         if promotion.unsure:
@@ -215,18 +232,21 @@ class Staging:
         promotion.phase = Phase.PROMOTING
         for want, found in located:
             promotion.awaited.update((want.group, key) for key in found.coming)
-            self._promote(req_id, promotion, want, found.run, now_s)
+            self._reserve(promotion, want, found.run, now_s)
 
     def _settle_late(self, promotion: Promotion, now_s: float) -> None:
         self._recorder.count(m.PROMOTION_TIMEOUTS)
         for lane in self._lanes:
             if lane.name in promotion.unsure:
                 lane.breaker.timed_out(now_s)
+        self._abort_rest(promotion)
         promotion.phase = Phase.SETTLED
 
     def _locate(self, want: Want) -> Located:
         host = self._hosts[want.group]
         answers = [(lane, lane.lookup(want.keys)) for lane in self._lanes]
+        if len(answers) == 1 and host.has_none_of(want.keys):
+            return _run_of(want.keys, *answers[0])
         found = Located()
         for index, key in enumerate(want.keys):
             state = host.lookup(key)
@@ -244,32 +264,53 @@ class Staging:
                 break
         return found
 
-    def _promote(
-        self,
-        req_id: RequestId,
-        promotion: Promotion,
-        want: Want,
-        run: Sequence[tuple[OffloadKey, TierLane]],
-        now_s: float,
+    def _reserve(
+        self, promotion: Promotion, want: Want, run: Sequence[tuple[OffloadKey, TierLane]], now_s: float
     ) -> None:
         if not run or not self._is_worth_it(want, run, now_s):
             return
         # Room for the whole run first: half a run that evicts the other half would help nobody.
         host = self._hosts[want.group]
-        reserved = host.reserve([key for key, _ in run], protected={*want.keys, *want.protected})
+        reserved = host.reserve([key for key, _ in run], protected=want.protected or set(want.keys))
         self._recorder.count(m.EVICTED_CHUNKS, len(reserved.evicted))
-        source = dict(run)
+        of_lane = {lane.name: reserved.stored for _, lane in run[:1]}
+        if len(self._lanes) > 1:
+            source = dict(run)
+            of_lane = {
+                lane.name: tuple(pair for pair in reserved.stored if source[pair[0]] is lane)
+                for lane in self._lanes
+            }
+        size = self._config.slice_chunks
         for lane in self._lanes:
-            chunks = [
-                HostChunk(want.group, key, slot) for key, slot in reserved.stored if source[key] is lane
-            ]
-            job_id = lane.start_load(chunks, now_s)
-            if job_id is None:
-                host.abort_store([(chunk.key, chunk.slot) for chunk in chunks])
+            pairs = of_lane.get(lane.name, ())
+            promotion.rest.extend(
+                Slice(lane, want.group, pairs[first : first + size]) for first in range(0, len(pairs), size)
+            )
+
+    def _start_slices(self, req_id: RequestId, promotion: Promotion, now_s: float) -> None:
+        """Hand one slice over to each tier: a long prompt must not stop the scheduler while its jobs are made."""
+        begun: set[str] = set()
+        waiting, promotion.rest = promotion.rest, []
+        for number, part in enumerate(waiting):
+            if part.lane.name in begun:
+                promotion.rest.append(part)
                 continue
-            self._last_load_s[lane.name] = now_s
-            promotion.jobs.add((lane.name, job_id))
-            self._waiters[lane.name, job_id] = req_id
+            begun.add(part.lane.name)
+            chunks = [HostChunk(part.group, key, slot) for key, slot in part.pairs]
+            job_id = part.lane.start_load(chunks, now_s)
+            if job_id is None:
+                # What lies behind a gap cannot be used.
+                promotion.rest.extend(waiting[number:])
+                self._abort_rest(promotion)
+                return
+            self._last_load_s[part.lane.name] = now_s
+            promotion.jobs.add((part.lane.name, job_id))
+            self._waiters[part.lane.name, job_id] = req_id
+
+    def _abort_rest(self, promotion: Promotion) -> None:
+        for part in promotion.rest:
+            self._hosts[part.group].abort_store(part.pairs)
+        promotion.rest = []
 
     def _is_worth_it(self, want: Want, run: Sequence[tuple[OffloadKey, TierLane]], now_s: float) -> bool:
         recompute_s = self._prefill.seconds_for(len(run) * want.tokens_per_chunk)
@@ -344,3 +385,12 @@ class Staging:
         for group, slot in promotion.held:
             self._hosts[group].release([slot])
         promotion.held.clear()
+
+
+def _run_of(keys: Sequence[OffloadKey], lane: TierLane, said: list[LookupResult]) -> Located:
+    """The usual case, without a loop: one tier, and nothing of it in the host."""
+    miss, unsure = LookupResult.MISS, LookupResult.RETRY
+    end = said.index(miss) if miss in said else len(said)
+    if unsure in said[:end]:
+        return Located(unsure={lane.name})
+    return Located(run=[(key, lane) for key in keys[:end]])
