@@ -210,3 +210,20 @@ def test_a_namespace_that_somebody_begins_to_use_while_it_is_purged_says_again_w
     assert recorded_bytes(tmp_path) >= counted_bytes(tmp_path) - 4096, (
         "but for the directory that was made by hand"
     )
+
+
+def test_a_disk_that_refuses_everything_is_told_with_a_bounded_number_of_lines(tmp_path: Path) -> None:
+    from kvoffload.tiers.fs.accounts import Accounts
+    from kvoffload.tiers.fs.cleaning import Cleaner
+    from kvoffload.tiers.fs.collecting import Kind, Reason, Removal
+
+    make_store(tmp_path, 1)
+
+    class Stubborn(DiskIO):
+        def rmdir(self, path: str) -> None:
+            raise PermissionError(13, "Permission denied", path)
+
+    store = open_root(str(tmp_path), Stubborn())
+    removals = [Removal(f"/{n}", 4096, Kind.DIRECTORY, Reason.EMPTY, 0) for n in range(1000)]
+    cleaned = Cleaner(store, Accounts(store)).run(removals)
+    assert (cleaned.failures, len(cleaned.failed), cleaned.freed_bytes) == (1000, 101, 0)

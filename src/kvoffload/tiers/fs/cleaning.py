@@ -22,6 +22,7 @@ from kvoffload.tiers.fs.store_root import NamespaceInfo, NamespaceState, StoreRo
 
 _NEWER_NS = 1_000_000_000
 """As the evictor: a file must have been used by this much later than believed to be spared."""
+_MAX_TOLD = 100
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY})
 
 
@@ -34,7 +35,8 @@ class Cleaned:
     spared: int = 0
     """Used, replaced or filled by somebody since the survey."""
     failed: list[str] = field(default_factory=list)
-    """What could not be removed and why, one line each."""
+    """What could not be removed and why, one line each; the first ones only."""
+    failures: int = 0
 
 
 class Cleaner:
@@ -152,4 +154,8 @@ class Cleaner:
 
     def _fail(self, path: str, error: OSError) -> None:
         with self._lock:
-            self.cleaned.failed.append(f"{path}: {error.strerror or error}")
+            self.cleaned.failures += 1
+            if self.cleaned.failures <= _MAX_TOLD:
+                self.cleaned.failed.append(f"{path}: {error.strerror or error}")
+            elif self.cleaned.failures == _MAX_TOLD + 1:
+                self.cleaned.failed.append("… and more of the kind")
