@@ -9,7 +9,7 @@ from pathlib import Path
 from kvoffload.config.units import parse_bytes
 from kvoffload.errors import ConfigError
 
-SPEC_NAME = "TieringOffloadingSpec"
+_SPEC_NAME = "TieringOffloadingSpec"
 
 
 def parse_fs(texts: Sequence[str]) -> list[dict[str, object]]:
@@ -22,6 +22,11 @@ def parse_fs(texts: Sequence[str]) -> list[dict[str, object]]:
     for number, tier in enumerate(tiers[1:], start=2):
         tier["name"] = f"fs{number}"
     return tiers
+
+
+def tier_switches(tiers: Sequence[dict[str, object]]) -> dict[str, object]:
+    """The options that make an engine use these tiers; none if there are none."""
+    return {"spec_name": _SPEC_NAME, "secondary_tiers": list(tiers)} if tiers else {}
 
 
 def make_directories(tiers: Sequence[dict[str, object]]) -> None:

@@ -63,20 +63,19 @@ def serve(
 
     The engine takes the place of this process: its signals and its exit code are the engine's own.
     """
-    from kvoffload.cli.fs_option import SPEC_NAME, make_directories, parse_fs  # noqa: PLC0415
+    from kvoffload.cli.fs_option import make_directories, parse_fs, tier_switches  # noqa: PLC0415
     from kvoffload.cli.launch import engine_arguments_of, show_command, start_engine  # noqa: PLC0415
 
-    switches: dict[str, object] = {"cpu_bytes_to_use": cpu_bytes}
     tiers = parse_fs(fs or [])
-    if tiers:
-        switches |= {"spec_name": SPEC_NAME, "secondary_tiers": tiers}
-    if blocks_per_chunk is not None:
-        switches["blocks_per_chunk"] = blocks_per_chunk
-    if offload_answers:
-        switches["offload_prompt_only"] = False
-    if eviction_policy is not None:
-        switches["eviction_policy"] = eviction_policy
-    arguments = engine_arguments_of(model, switches, option or [], engine_options or [])
+    switches: dict[str, object] = {
+        "cpu_bytes_to_use": cpu_bytes,
+        "blocks_per_chunk": blocks_per_chunk,
+        "offload_prompt_only": False if offload_answers else None,
+        "eviction_policy": eviction_policy,
+        **tier_switches(tiers),
+    }
+    given = {name: value for name, value in switches.items() if value is not None}
+    arguments = engine_arguments_of(model, given, option or [], engine_options or [])
     if dry_run:
         print(show_command(arguments))
     else:
