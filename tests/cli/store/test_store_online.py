@@ -227,3 +227,26 @@ def test_a_disk_that_refuses_everything_is_told_with_a_bounded_number_of_lines(t
     removals = [Removal(f"/{n}", 4096, Kind.DIRECTORY, Reason.EMPTY, 0) for n in range(1000)]
     cleaned = Cleaner(store, Accounts(store)).run(removals)
     assert (cleaned.failures, len(cleaned.failed), cleaned.freed_bytes) == (1000, 101, 0)
+
+
+def test_what_an_engine_evicts_while_gc_works_counts_as_gone(tmp_path: Path) -> None:
+    chunks = chunk_files(make_store(tmp_path, 4))
+
+    class EvictedMeanwhile(DiskIO):
+        def lstat(self, path: str) -> os.stat_result:
+            if path == str(chunks[2]) and chunks[2].exists():
+                chunks[2].unlink()
+            return super().lstat(path)
+
+    from kvoffload.cli.store.removing import Outcome as Told
+    from kvoffload.cli.store.removing import carry_out
+    from kvoffload.tiers.fs.accounts import Accounts
+    from kvoffload.tiers.fs.cleaning import Cleaner
+    from kvoffload.tiers.fs.collecting import Bounds
+    from kvoffload.tiers.fs.tidying import make_plan
+
+    store = open_root(str(tmp_path), EvictedMeanwhile())
+    accounts = Accounts(store)
+    plan = make_plan(store, store.namespaces, accounts, Bounds(everything=True))
+    told = Told(store, plan, carry_out(Cleaner(store, accounts), plan.removals, "", as_json=True), accounts)
+    assert told.left_bytes == told.planned_left_bytes == counted_bytes(tmp_path)

@@ -35,12 +35,16 @@ class Outcome:
         return [*self.plan.survey.errors, *(self.cleaned.failed if self.cleaned else [])]
 
     @property
+    def planned_left_bytes(self) -> int:
+        """What a bound of gc holds for, if everything goes as planned."""
+        return self.plan.survey.bounded_bytes - sum(one.size_bytes for one in self.plan.removals)
+
+    @property
     def left_bytes(self) -> int:
-        """What a bound of gc holds for, after the plan."""
-        freed = (
-            self.cleaned.freed_bytes if self.cleaned else sum(one.size_bytes for one in self.plan.removals)
-        )
-        return self.plan.survey.bounded_bytes - freed
+        """The same after the plan; what engines have stored meanwhile is not in it."""
+        if self.cleaned is None:
+            return self.planned_left_bytes
+        return self.plan.survey.bounded_bytes - self.cleaned.freed_bytes - self.cleaned.gone_bytes
 
 
 def carry_out(cleaner: Cleaner, removals: Sequence[Removal], title: str, *, as_json: bool) -> Cleaned:

@@ -101,6 +101,8 @@ def record_lines(record: Record, counted_bytes: int) -> list[str]:
     verdict = (
         "as found" if more == 0 else f"{size_text(abs(more))} {'more' if more > 0 else 'LESS'} than found"
     )
+    if more and usage.writers:
+        verdict += " (it moves while engines work)"
     return [
         (
             f"usage record   {size_text(usage.used_bytes)}, of these {size_text(promised)} promised to "

@@ -32,6 +32,8 @@ class Cleaned:
 
     removed: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
     freed_bytes: int = 0
+    gone_bytes: int = 0
+    """Of what somebody else, an engine that evicts or another tool, had removed already."""
     spared: int = 0
     """Used, replaced or filled by somebody since the survey."""
     failed: list[str] = field(default_factory=list)
@@ -121,7 +123,7 @@ class Cleaner:
             found = self._disk.lstat(removal.path)
         except OSError as error:
             if error.errno in GONE:
-                return False
+                return self._is_gone(removal)
             raise
         # Also of a temporary file: another host may have gone on writing it after a long silence.
         is_used = removal.reason is not Reason.PURGED and found.st_mtime_ns > removal.used_ns + _NEWER_NS
@@ -138,7 +140,7 @@ class Cleaner:
                 self._spare()
                 return False
             if error.errno in GONE:
-                return False
+                return self._is_gone(removal)
             raise
         return True
 
@@ -147,6 +149,11 @@ class Cleaner:
         with self._lock:
             self.cleaned.removed[kind] += 1
             self.cleaned.freed_bytes += size_bytes
+
+    def _is_gone(self, removal: Removal) -> bool:
+        with self._lock:
+            self.cleaned.gone_bytes += removal.size_bytes
+        return False
 
     def _spare(self) -> None:
         with self._lock:
