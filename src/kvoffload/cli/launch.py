@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from kvoffload.cli.engine_command import EngineMissingError, engine_arguments, find_launcher
+from kvoffload.cli.fs_option import make_directories, parse_fs, tier_switches
 from kvoffload.cli.preflight import check_torchvision
 from kvoffload.cli.serve_options import check_options, parse_assignments
 
@@ -18,6 +19,36 @@ _SWITCHES = {
     "offload_prompt_only": "--offload-answers",
     "eviction_policy": "--eviction-policy",
 }
+
+
+def run_or_show(
+    model: str,
+    switches: Mapping[str, object],
+    fs: Sequence[str],
+    rest: tuple[Sequence[str], Sequence[str]],
+    *,
+    dry_run: bool,
+) -> None:
+    """Become the engine, or print its command.
+
+    Args:
+        model: Name or directory of the model.
+        switches: Options of the connector that have a switch of their own; None: not given.
+        fs: What stood behind each `--fs`.
+        rest: The connector's other options (`KEY=VALUE`), and vLLM's own.
+        dry_run: Only print.
+
+    Raises:
+        KvError: an option is not valid, or the engine cannot be started.
+    """
+    tiers = parse_fs(fs)
+    given = {name: value for name, value in switches.items() if value is not None}
+    arguments = engine_arguments_of(model, given | tier_switches(tiers), *rest)
+    if dry_run:
+        print(show_command(arguments))
+        return
+    make_directories(tiers)
+    start_engine(arguments)
 
 
 def engine_arguments_of(

@@ -63,21 +63,12 @@ def serve(
 
     The engine takes the place of this process: its signals and its exit code are the engine's own.
     """
-    from kvoffload.cli.fs_option import make_directories, parse_fs, tier_switches  # noqa: PLC0415
-    from kvoffload.cli.launch import engine_arguments_of, show_command, start_engine  # noqa: PLC0415
+    from kvoffload.cli.launch import run_or_show  # noqa: PLC0415
 
-    tiers = parse_fs(fs or [])
-    switches: dict[str, object] = {
+    switches = {
         "cpu_bytes_to_use": cpu_bytes,
         "blocks_per_chunk": blocks_per_chunk,
         "offload_prompt_only": False if offload_answers else None,
         "eviction_policy": eviction_policy,
-        **tier_switches(tiers),
     }
-    given = {name: value for name, value in switches.items() if value is not None}
-    arguments = engine_arguments_of(model, given, option or [], engine_options or [])
-    if dry_run:
-        print(show_command(arguments))
-    else:
-        make_directories(tiers)
-        start_engine(arguments)
+    run_or_show(model, switches, fs or [], (option or [], engine_options or []), dry_run=dry_run)
