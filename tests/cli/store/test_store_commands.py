@@ -22,6 +22,10 @@ from store_files import (
     run_json,
 )
 
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tiers" / "fs"))
+
+from fs_support import Store, make_keys, make_namespace
+
 COMMANDS = (["ls"], ["du"], ["stat"], ["verify"], ["verify", "--fix"], ["gc"], ["purge", "--yes"])
 
 
@@ -114,6 +118,14 @@ def test_ls_tells_what_every_namespace_is(shared: Path) -> None:
     assert found[0]["digest"] == namespace_for("org/one").digest
     text = run("ls", shared).stdout
     assert "bfloat16, direct v1, tp2, 128 tokens/chunk" in text
+
+
+def test_ls_says_where_the_parallel_layout_does_not_matter(tmp_path: Path) -> None:
+    with Store(
+        tmp_path, namespace=make_namespace("m", kv_dtype="float16", layout_family="canonical")
+    ) as store:
+        store.store(make_keys(1))
+    assert "float16, canonical v1, any tp" in run("ls", tmp_path).stdout
 
 
 def test_ls_lists_chunks_of_all_or_of_one_namespace(shared: Path) -> None:

@@ -22,6 +22,9 @@ def what_it_is(info: NamespaceInfo) -> str:
         parts.extend(
             f"{name}{parallel[name]}" for name in ("tp", "pp", "pcp", "dcp") if _is_told(parallel, name)
         )
+    else:
+        # Left out of the fingerprint where the bytes do not depend on it.
+        parts.append("any tp")
     tokens, blocks = fields.get("tokens_per_hash"), fields.get("blocks_per_chunk")
     if isinstance(tokens, int) and isinstance(blocks, int):
         parts.append(f"{tokens * blocks} tokens/chunk")
