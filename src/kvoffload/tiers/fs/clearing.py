@@ -1,4 +1,4 @@
-"""Deletes all chunks of one namespace, in threads of its own. Nothing that is not a chunk is touched."""
+"""Deletes all chunks of one namespace. Nothing that is not a chunk is touched."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kvoffload.tiers.fs.surroundings import Surroundings
 
 
 class Clearing:
-    """One pass of deletion.
+    """One pass of deletion; `run` is called once, by a thread that may take its time.
 
     Args:
         around: Disk and names.
         share: Is told what was freed.
-        ended: Called by the thread at the end.
+        ended: Called at the end.
     """
 
     def __init__(self, around: Surroundings, share: UsageShare, ended: Callable[[], None]) -> None:
@@ -25,8 +25,6 @@ class Clearing:
         self._call_ended = ended
         self._left = 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvoffload-fs-clear", daemon=True)
-        self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end; returns whether it ended and everything is gone."""
@@ -37,7 +35,8 @@ class Clearing:
         """Whether it is over."""
         return self._ended.is_set()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Delete."""
         try:
             for leaf in walk_namespace(self._around.disk, self._around.place.directory, self._note):
                 directory = f"{self._around.place.directory}/{leaf.path}"

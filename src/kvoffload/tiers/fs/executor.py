@@ -81,6 +81,8 @@ class ExecutorLimits:
     """Jobs of one direction that may wait or run."""
     max_bytes: int
     """The same in bytes; one job alone is always taken."""
+    has_threads: bool = True
+    """False: nothing happens but by `take`, in the place of as many threads."""
 
 
 @dataclass(slots=True)
@@ -148,8 +150,9 @@ class JobExecutor:
             threading.Thread(target=self._loop, name=f"kvoffload-{name}-io{n}", daemon=True)
             for n in range(limits.threads)
         ]
-        for thread in self._threads:
-            thread.start()
+        if limits.has_threads:
+            for thread in self._threads:
+                thread.start()
 
     def submit(self, job: TierJob, ticket: Ticket) -> bool:
         """Take a job; False if there are too many, or after `stop`."""
@@ -175,6 +178,21 @@ class JobExecutor:
     def poll(self) -> list[TierReport]:
         """The jobs that ended since the last call."""
         return [self._reports.popleft() for _ in range(len(self._reports))]
+
+    def take(self) -> Callable[[], None] | None:
+        """The work that a thread would begin now, None if there is none: calling it carries a slice out, if only later."""
+        with self._lock:
+            if not (self._loads.has_work or self._stores.has_work):
+                return None
+            lane = self._loads if self._loads.has_work else self._stores
+            running, part = self._open_slice(lane)
+
+        def carry_out() -> None:
+            end = self._carry_out(part)
+            with self._lock:
+                self._close_slice(lane, running, end)
+
+        return carry_out
 
     def pending(self) -> tuple[int, int]:
         """(jobs, bytes) that were taken and have not ended."""

@@ -143,6 +143,9 @@ class ChunkIndex:
             if self._added is None:
                 # Cleared since the walk began.
                 return
+            if not chunks and not shard.used_s:
+                # Most parts of a small store. What follows looks through all of them each time.
+                return
             if not is_whole:
                 for key, used_s in chunks.items():
                     self._insert(key, max(used_s, shard.used_s.get(key, used_s)))

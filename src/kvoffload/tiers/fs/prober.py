@@ -27,10 +27,18 @@ class Prober:
         index: Where the answers go.
         counters: What is noteworthy.
         name: For the threads.
+        threads: How many; 0: nothing is found out but by `probe_some`.
     """
 
     def __init__(
-        self, finder: ChunkFinder, place: StorePlace, index: ChunkIndex, counters: Counters, name: str
+        self,
+        finder: ChunkFinder,
+        place: StorePlace,
+        index: ChunkIndex,
+        *,
+        counters: Counters,
+        name: str,
+        threads: int = _THREADS,
     ) -> None:
         self._finder = finder
         self._place = place
@@ -41,7 +49,7 @@ class Prober:
         self._stopping = False
         self._threads = [
             threading.Thread(target=self._run, name=f"kvoffload-{name}-probe{n}", daemon=True)
-            for n in range(_THREADS)
+            for n in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -58,6 +66,13 @@ class Prober:
             with self._wake:
                 self._wake.notify(min(_THREADS, -(-len(fresh) // _BATCH)))
 
+    def probe_some(self) -> bool:
+        """Find out what a thread would take now; False if there is nothing to be found out."""
+        with self._wake:
+            batch = self._next_batch()
+        self._probe(batch)
+        return bool(batch)
+
     def stop(self) -> list[threading.Thread]:
         """Take no more; returns the threads, which end after the key they are at."""
         with self._wake:
@@ -73,8 +88,11 @@ class Prober:
                     self._wake.wait()
                 if self._stopping:
                     return
-                batch = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
+                batch = self._next_batch()
             self._probe(batch)
+
+    def _next_batch(self) -> list[OffloadKey]:
+        return [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
 
     def _probe(self, batch: Sequence[OffloadKey]) -> None:
         there: dict[OffloadKey, float] = {}

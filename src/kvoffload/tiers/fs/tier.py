@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from kvoffload.clock import Clock, MonotonicClock
@@ -50,7 +50,7 @@ from kvoffload.tiers.fs.surroundings import Surroundings
 from kvoffload.tiers.fs.upkeep import Upkeep, UpkeepOptions
 from kvoffload.tiers.fs.usage import UsageFile
 from kvoffload.tiers.fs.walker import Walker
-from kvoffload.tiers.fs.writer import new_writer
+from kvoffload.tiers.fs.writer import WriterId, new_writer
 from kvoffload.types import LookupResult
 
 _CLEAR_PATIENCE_S = 2.0
@@ -88,6 +88,8 @@ class FsTier(Tier):
     """
 
     options_type: ClassVar[type[Any]] = FsTierConfig
+    has_threads: ClassVar[bool] = True
+    """False in a subclass that does by itself, and in its own time, what the threads would do."""
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class FsTier(Tier):
         self._config = config
         disk = disk or DiskIO()
         root = os.path.abspath(os.path.expanduser(config.root_dir))  # noqa: PTH100, PTH111  (lexical only)
-        place = StorePlace(root, namespace, payload_bytes, new_writer())
+        place = StorePlace(root, namespace, payload_bytes, self._new_writer())
         self._direct = open_directory(disk, place, config)
         self._around = Surroundings(disk, place, Counters(), clock, wall_clock)
         self._epoch = Epoch()
@@ -136,7 +138,7 @@ class FsTier(Tier):
             prune=_must_prune(config.max_bytes),
         )
         free_space = FreeSpace(disk, place.root, config.min_free_bytes, around.clock)
-        room = Room(config.max_bytes, free_space, self._share, evictor, counters)
+        room = self._room = Room(config.max_bytes, free_space, self._share, evictor, counters)
         self._reader = ChunkReader(
             disk, place, counters, direct=self._direct, may_remove=not config.read_only
         )
@@ -149,13 +151,26 @@ class FsTier(Tier):
             share=self._share,
             writing=None if config.read_only else Writing(finder, writer, room),
         )
-        limits = ExecutorLimits(config.threads, config.max_pending_jobs, config.max_pending_bytes)
+        limits = ExecutorLimits(
+            config.threads, config.max_pending_jobs, config.max_pending_bytes, self.has_threads
+        )
         self._executor = JobExecutor(operations.run, around.clock, counters, limits, self.name)
-        self._prober = Prober(finder, place, self._index, counters, self.name)
+        probing = {} if self.has_threads else {"threads": 0}
+        self._prober = Prober(finder, place, self._index, counters=counters, name=self.name, **probing)
         walker = Walker(disk, place, self._index, share=self._share, evictor=evictor, counters=counters)
         options = UpkeepOptions(config.touch_interval_s, config.scan_interval_s, config.read_only)
         self._upkeep = Upkeep(around, options, self._index, walker=walker, share=self._share, room=room)
-        self._upkeep.start()
+        if self.has_threads:
+            self._upkeep.start()
+
+    def _new_writer(self) -> WriterId:
+        return new_writer()
+
+    def _spawn(self, work: Callable[[], None], name: str) -> list[threading.Thread]:
+        """Have something done that may take its time; returns the threads that do it."""
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        return [thread]
 
     def _make_policy(self) -> EvictionPolicy:
         place, cap = self._around.place, self._config.max_bytes
@@ -228,6 +243,7 @@ class FsTier(Tier):
         self._index.clear()
         if self._clearing is None or self._clearing.has_ended:
             self._clearing = Clearing(self._around, self._share, self._end_clearing)
+            self._spawn(self._clearing.run, "kvoffload-fs-clear")
         return self._clearing.wait(_CLEAR_PATIENCE_S)
 
     def _end_clearing(self) -> None:
@@ -258,6 +274,4 @@ class FsTier(Tier):
             with contextlib.suppress(OSError):
                 self._share.close()
 
-        thread = threading.Thread(target=leave, name="kvoffload-fs-leave", daemon=True)
-        thread.start()
-        return [thread]
+        return self._spawn(leave, "kvoffload-fs-leave")
