@@ -389,3 +389,18 @@ def test_bytes_of_a_removed_namespace_are_given_back(tmp_path: Path) -> None:
         store.walk()
         assert store.store(make_keys(10)) == [DONE] * 10
         assert "evicted" not in store.counters()
+
+
+@pytest.mark.parametrize("call", ["scandir", "stat_entry"])
+def test_a_server_that_answers_a_walk_with_estale_does_not_make_the_directory_look_empty(
+    tmp_path: Path, call: str
+) -> None:
+    # Found by `kvoffload sim --seed 14 --setup "directory, two groups"`: the count fell, and the cap was exceeded.
+    disk = FaultyDisk()
+    with Store(tmp_path, disk=disk, max_bytes=2**20) as store:
+        store.store(make_keys(8))
+        store.walk()
+        before = record_of(tmp_path)["used_bytes"]
+        with disk.fault(call, errno.ESTALE):
+            store.walk()
+        assert record_of(tmp_path)["used_bytes"] >= before

@@ -166,6 +166,8 @@ def test_a_file_that_shrinks_while_it_is_read_is_not_served(tmp_path: Path) -> N
     disk, (key,) = FaultyDisk(), make_keys(1)
     with Store(tmp_path, disk=disk) as store:
         store.store([key])
+        # The first walk reads the usage record, too.
+        store.wait_for_walk()
         with disk.fault("read_into", lambda *_: os.truncate(store.path_of(key), 4096)):
             assert store.load([key]) == [CORRUPT]
 
@@ -174,6 +176,8 @@ def test_a_file_that_is_deleted_while_it_is_read_is_served(tmp_path: Path) -> No
     disk, (key,) = FaultyDisk(), make_keys(1)
     with Store(tmp_path, disk=disk) as store:
         store.store([key])
+        # The first walk reads the usage record, too.
+        store.wait_for_walk()
         with disk.fault("read_into", lambda *_: store.path_of(key).unlink()):
             assert store.load([key]) == [DONE]
 
