@@ -1,4 +1,8 @@
-"""Seeded random runs of the engine model, and the setups that all tests of this folder use."""
+"""Seeded random runs of the engine model over doubles, which the tests of this folder use.
+
+What the simulator (kvoffload.sim) runs is not run here once more: here are doubles that do as they are told, so that a
+state machine can shrink what fails.
+"""
 
 from __future__ import annotations
 
@@ -7,50 +11,50 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 
-from copy_doubles import FaultyCopier, StepWorker
-from engine_memory import Memory, Setup
-from engine_model import EngineModel
+from kvoffload.sim import checks
+from kvoffload.sim.copies import FaultyCopier, StepWorker
+from kvoffload.sim.double import StepTier
+from kvoffload.sim.engine_model import EngineModel
+from kvoffload.sim.memory import Memory
+from kvoffload.sim.patterns import document
+from kvoffload.sim.requests import StepOptions, Wishes
+from kvoffload.sim.setups import DOUBLE_SETUPS, HOST_SETUPS, Setup
+from kvoffload.sim.world import World
 
 SEED_VARIABLE = "KVOFFLOAD_TEST_SEED"
 DRAIN_STEPS = 300
-
-SETUPS = {
-    "one block a chunk": Setup(num_blocks=16, num_slots=10),
-    "no prefix cache": Setup(prefix_caching=False, num_slots=5, num_blocks=30),
-    "two workers": Setup(world_size=2, blocks_per_chunk=2, num_blocks=16),
-    "wide blocks": Setup(
-        tokens_per_hash=2, tokens_per_block=(4,), blocks_per_chunk=2, max_tokens=32, num_blocks=11
-    ),
-    "three blocks a chunk": Setup(blocks_per_chunk=3, prompt_only=False, num_blocks=17),
-    "two groups": Setup(tokens_per_block=(2, 2), blocks_per_chunk=2, world_size=2, num_blocks=30),
-    "two unequal groups": Setup(tokens_per_block=(2, 4), num_blocks=24, num_slots=10),
-    "two odd groups": Setup(tokens_per_block=(2, 3), num_blocks=26, num_slots=10),
-    "answers too": Setup(prompt_only=False, async_scheduling=True, num_blocks=16),
-    "second touch": Setup(store_threshold=2, blocks_per_chunk=2, num_blocks=15),
-    "asynchronous": Setup(
-        async_scheduling=True, world_size=2, blocks_per_chunk=2, prompt_only=False, num_blocks=17
-    ),
-    "a tier below": Setup(num_tiers=1, num_blocks=16, num_slots=7),
-    "two tiers below, two workers": Setup(
-        num_tiers=2, world_size=2, blocks_per_chunk=2, num_blocks=16, num_slots=4, async_scheduling=True
-    ),
-    "two groups over a tier": Setup(num_tiers=1, tokens_per_block=(2, 2), num_blocks=28, num_slots=6),
-    "one slot": Setup(num_slots=1, blocks_per_chunk=2, num_blocks=15),
-}
+SETUPS = {**HOST_SETUPS, **DOUBLE_SETUPS}
 
 
-def make_model(setup: Setup) -> tuple[EngineModel, list[StepWorker]]:
+class DoubledModel(EngineModel):
+    """An engine model over doubles."""
+
+    def __init__(self, setup: Setup, memory: Memory, workers: list) -> None:
+        self.lower = [StepTier(f"tier{number}") for number in range(len(setup.below))]
+        super().__init__(World(setup), memory, workers, self.lower)
+        self.clock = self.world.clock
+        self.seen = self.world.seen
+
+    def check(self) -> None:
+        super().check()
+        checks.check_counters(self)
+        for tier in self.lower:
+            for key, row in tier.rows.items():
+                group, tokens, chunk = self.world.meanings[key]
+                right = self.memory.chunk_row(group, tokens, chunk, self.world.weights).tobytes()
+                assert row[: len(right)] == right, f"WRONG KV in {tier.name}, group {group}, chunk {chunk}"
+
+    def is_idle(self) -> bool:
+        return not any(tier.jobs for tier in self.lower) and super().is_idle()
+
+
+def make_model(setup: Setup) -> tuple[DoubledModel, list[StepWorker]]:
     memory = Memory(setup)
     workers = [StepWorker(FaultyCopier(memory.bind(rank))) for rank in range(setup.world_size)]
-    return EngineModel(setup, memory, workers), workers
+    return DoubledModel(setup, memory, workers), workers
 
 
-def document(number: int, length: int) -> list[int]:
-    """Token `i` of a document depends on its number only from some place on: documents share their beginnings."""
-    return [i % 5 if i < 4 * number else 10 * (number + 1) + i % 3 for i in range(length)]
-
-
-def drain(model: EngineModel, workers: Iterable[StepWorker]) -> None:
+def drain(model: DoubledModel, workers: Iterable[StepWorker]) -> None:
     """Let everything end: no new requests, copies succeed. Fails if it does not end."""
     for _ in range(DRAIN_STEPS):
         for worker in workers:
@@ -62,7 +66,7 @@ def drain(model: EngineModel, workers: Iterable[StepWorker]) -> None:
             while tier.run(0):
                 pass
         model.clock.advance(0.5)
-        model.step(16)
+        model.step(StepOptions(16))
         model.check()
         if model.is_idle():
             model.check_drained()
@@ -97,10 +101,12 @@ class RandomRun:
                 self._add()
         elif dice < 0.52:
             model.step(
-                rng.choice((1, 3, 8, 24)),
-                accept=rng.choice((1, 99, 99, 99)),
-                vanish=rng.random() < 0.04,
-                scratch=rng.random() < 0.1,
+                StepOptions(
+                    rng.choice((1, 3, 8, 24)),
+                    accept=rng.choice((1, 99, 99, 99)),
+                    vanish=rng.random() < 0.04,
+                    scratch=rng.random() < 0.1,
+                )
             )
         elif dice < 0.90:
             worker = rng.choice(self.workers)
@@ -127,13 +133,12 @@ class RandomRun:
         answer = document(9, rng.randint(1, 6))
         prompt = document(rng.randrange(4), rng.randint(1, setup.max_tokens - len(answer)))
         limit = rng.choice((None, None, None, None, 0, setup.chunk_tokens))
-        self.model.add(
-            prompt,
-            answer,
+        wishes = Wishes(
             max_load_tokens=limit if rng.random() < 0.5 else None,
             max_offload_tokens=limit if rng.random() < 0.5 else None,
             skip_load=rng.random() < 0.05,
         )
+        self.model.add(prompt, answer, wishes)
 
 
 def seeds(count: int) -> list[int]:

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from random_runs import SETUPS, document, drain, make_model
+from random_runs import SETUPS, drain, make_model
+
+from kvoffload.sim.patterns import document
+from kvoffload.sim.requests import StepOptions, Wishes
 
 small = st.integers(min_value=0, max_value=7)
 rarely = st.integers(min_value=0, max_value=9).map(lambda number: number == 9)
@@ -33,20 +36,19 @@ class EngineMachine(RuleBasedStateMachine):
                 self.model.add(
                     document(kind, length),
                     document(9, answer),
-                    max_offload_tokens=limit,
-                    skip_load=skip_load,
+                    Wishes(max_offload_tokens=limit, skip_load=skip_load),
                 )
 
     @rule(
         budget=st.sampled_from([1, 3, 8, 24]), accept=st.sampled_from([99, 1]), vanish=rarely, scratch=rarely
     )
     def step(self, budget: int, accept: int, vanish: bool, scratch: bool) -> None:
-        self.model.step(budget, accept=accept, vanish=vanish, scratch=scratch)
+        self.model.step(StepOptions(budget, accept, vanish, scratch))
 
     @rule(budget=st.sampled_from([8, 24]), count=st.integers(2, 8), copies=st.integers(0, 2))
     def go_on(self, budget: int, count: int, copies: int) -> None:
         for _ in range(count):
-            self.model.step(budget)
+            self.model.step(StepOptions(budget))
             self.model.check()
             for worker in self.workers:
                 for _ in range(copies):

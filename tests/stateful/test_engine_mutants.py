@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from copy_doubles import StepWorker
 from random_runs import SETUPS, RandomRun
 
 from kvoffload.manager import completion
@@ -15,6 +14,7 @@ from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.manager import OffloadManager
 from kvoffload.manager.request import RequestState
 from kvoffload.manager.storing import Storing
+from kvoffload.sim.copies import StepWorker
 from kvoffload.transfer.ledger import Job, JobState, Ledger
 
 Patch = pytest.MonkeyPatch

@@ -7,17 +7,21 @@ import time
 from collections import Counter
 
 import pytest
-from copy_doubles import FaultyCopier
-from engine_memory import Memory
-from engine_model import EngineModel
-from random_runs import SETUPS, document, run_seeds, seeds
+from random_runs import SETUPS, run_seeds, seeds
 
+from kvoffload.sim.copies import FaultyCopier
+from kvoffload.sim.engine_model import EngineModel
+from kvoffload.sim.memory import Memory
+from kvoffload.sim.patterns import document
+from kvoffload.sim.requests import StepOptions
+from kvoffload.sim.setups import DOUBLE_SETUPS
+from kvoffload.sim.world import World
 from kvoffload.worker.worker import OffloadWorker
 
 
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("name", DOUBLE_SETUPS)
 def test_no_life_of_an_engine_sees_wrong_kv_hangs_or_leaks(name: str, request: pytest.FixtureRequest) -> None:
-    count = 10 if SETUPS[name].num_tiers else 20
+    count = 10
     seen = run_seeds(name, count, actions=150, node=request.node.nodeid)
     if len(seeds(count)) > 1:
         _assert_something_happened(seen)
@@ -61,25 +65,25 @@ def _run_with_threads(name: str, seed: int) -> Counter[str]:
 
     copiers = [FaultyCopier(memory.bind(rank), choose) for rank in range(setup.world_size)]
     workers = [OffloadWorker(copier, flush_timeout_s=30) for copier in copiers]
-    model = EngineModel(setup, memory, workers)
+    model = EngineModel(World(setup), memory, workers)
     try:
         for _ in range(120):
             if len(model.requests) < 6:
                 model.add(document(rng.randrange(4), rng.randint(1, setup.max_tokens - 3)), document(9, 3))
             if rng.random() < 0.1:
                 model.abort(rng.choice(list(model.requests.values())))
-            model.step(rng.choice((3, 8, 24)))
+            model.step(StepOptions(rng.choice((3, 8, 24))))
             model.check()
             time.sleep(0.0003)
         for request in list(model.requests.values()):
             model.abort(request)
         deadline = time.monotonic() + 30
         while not model.is_idle():
-            model.step(1)
+            model.step(StepOptions(1))
             time.sleep(0.0005)
             assert time.monotonic() < deadline, "HANG"
         model.check_drained()
-        return model.seen
+        return model.world.seen
     finally:
         for worker in workers:
             worker.shutdown()

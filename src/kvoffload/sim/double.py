@@ -25,14 +25,17 @@ class StepTier(Tier):
 
     @classmethod
     def open(cls, options: object, context: TierContext) -> StepTier:
+        """Not by name: it is made by those who tell it what to do."""
         raise NotImplementedError
 
     def lookup(self, keys: Sequence[OffloadKey]) -> list[LookupResult]:
+        """See Tier."""
         if self.unsure:
             return [LookupResult.RETRY] * len(keys)
         return [LookupResult.HIT if key in self.rows else LookupResult.MISS for key in keys]
 
     def submit(self, job: TierJob) -> bool:
+        """See Tier."""
         if not self.refuses:
             self.jobs.append(job)
         return not self.refuses
@@ -59,27 +62,34 @@ class StepTier(Tier):
         return True
 
     def poll(self) -> list[TierReport]:
+        """See Tier."""
         reports, self._reports = self._reports, []
         return reports
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        pass
+        """See Tier."""
 
     def scan(self) -> Iterator[StoredChunk]:
-        return iter(StoredChunk(key, len(row), 0.0) for key, row in self.rows.items())
+        """See Tier."""
+        return iter([StoredChunk(key, len(row), 0.0) for key, row in self.rows.items()])
 
     def stats(self) -> TierStats:
+        """See Tier."""
         return TierStats(len(self.rows), sum(map(len, self.rows.values())), None, len(self.jobs), 0, {})
 
     def clear(self) -> bool:
+        """See Tier."""
         self.rows.clear()
         self._overtaken |= {job.job_id for job in self.jobs if job.verb is Verb.STORE}
         return True
 
     def drain(self, timeout_s: float) -> bool:
+        """See Tier. Whoever waits must `run`."""
+        del timeout_s
         return not self.jobs
 
     def shutdown(self) -> None:
+        """See Tier."""
         self.jobs.clear()
 
     def _load(self, key: OffloadKey, buffer: memoryview) -> Outcome:

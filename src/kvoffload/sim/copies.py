@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvoffload.messages import NO_SLOT, CopyJob, JobOutcome
 from kvoffload.types import Direction, JobId
@@ -15,6 +16,14 @@ from kvoffload.worker.pages import GroupPages
 from kvoffload.worker.worker import all_chunks
 
 GARBAGE = 0xEE
+
+Chunks = list[tuple[int, int]]
+"""(group, slot) of the chunks of a job."""
+
+
+def _none(chunks: Chunks) -> Collection[tuple[int, int]]:
+    del chunks
+    return ()
 
 
 class FaultyCopier(Copier):
@@ -28,27 +37,31 @@ class FaultyCopier(Copier):
     def __init__(
         self,
         groups: Sequence[GroupPages],
-        choose: Callable[[list[tuple[int, int]]], Collection[tuple[int, int]]] = lambda chunks: (),
+        choose: Callable[[Chunks], Collection[tuple[int, int]]] = _none,
     ) -> None:
         self._groups = groups
         self._inner = CPUCopier(groups)
         self.choose = choose
 
     def copy(self, job: CopyJob) -> JobOutcome:
+        """See Copier."""
         outcome = self._inner.copy(job)
         chunks = sorted(chunk for chunk in all_chunks(job) if chunk[1] != NO_SLOT)
         bad = frozenset(self.choose(chunks))
         for part in job.parts:
             pages = self._groups[part.group]
             for block, slot in zip(part.block_ids.tolist(), part.slots.tolist(), strict=True):
-                if (part.group, slot) not in bad:
-                    continue
-                for device, host in zip(pages.device, pages.host, strict=True):
-                    if job.direction is Direction.LOAD:
-                        device[block] = GARBAGE
-                    else:
-                        host[slot] = GARBAGE
+                if (part.group, slot) in bad:
+                    _spoil_target(pages, job.direction, block, slot)
         return replace(outcome, failed=outcome.failed | bad)
+
+
+def _spoil_target(pages: GroupPages, direction: Direction, block: int, slot: int) -> None:
+    for device, host in zip(pages.device, pages.host, strict=True):
+        if direction is Direction.LOAD:
+            device[block] = GARBAGE
+        else:
+            host[slot] = GARBAGE
 
 
 class StepWorker:
@@ -68,9 +81,11 @@ class StepWorker:
         self._void: set[JobId] = set()
 
     def submit(self, jobs: Iterable[CopyJob]) -> None:
+        """As OffloadWorker."""
         self.queue.extend(jobs)
 
     def flush(self, job_ids: Collection[JobId]) -> None:
+        """As OffloadWorker: carry these out, or make them void."""
         wanted = [job for job in self.queue if job.job_id in job_ids]
         if self.deaf_to_flush:
             return
@@ -86,14 +101,16 @@ class StepWorker:
             return False
         self.copier.choose = lambda chunks: [c for i, c in enumerate(chunks) if fail_mask >> i & 1]
         self._copy(self.queue[index % len(self.queue)])
-        self.copier.choose = lambda chunks: ()
+        self.copier.choose = _none
         return True
 
     def poll(self) -> list[tuple[CopyJob, JobOutcome]]:
+        """As OffloadWorker."""
         ended, self._ended = self._ended, []
         return ended
 
     def shutdown(self) -> None:
+        """As OffloadWorker."""
         self.queue.clear()
 
     def _copy(self, job: CopyJob) -> None:
@@ -105,6 +122,6 @@ class StepWorker:
         self._ended.append((job, outcome))
 
 
-def spoil(array: np.ndarray, block: int) -> None:
+def spoil(array: NDArray[np.uint64], block: int) -> None:
     """Overwrite a block with bytes that are right for nobody."""
     array[block] = np.uint64(0xDEAD_BEEF_DEAD_BEEF)

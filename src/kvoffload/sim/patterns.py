@@ -35,6 +35,7 @@ def chain(tokens: tuple[int, ...], weights: int) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=256)
 def salt(worker: int, group: int, layer: int) -> np.uint64:
+    """What the entries of one layer of one worker are combined with."""
     return np.uint64(mix(START ^ 0x5A17, (worker * 16 + group) * 16 + layer, 0))
 
 
@@ -47,3 +48,8 @@ def block_hashes(tokens: tuple[int, ...], tokens_per_hash: int) -> tuple[bytes, 
         parent = hashlib.blake2b(parent + unit, digest_size=8).digest()
         hashes.append(parent)
     return tuple(hashes)
+
+
+def document(number: int, length: int) -> list[int]:
+    """Token `i` of a document depends on its number only from some place on: documents share their beginnings."""
+    return [i % 5 if i < 4 * number else 10 * (number + 1) + i % 3 for i in range(length)]

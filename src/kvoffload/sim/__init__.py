@@ -1,0 +1,1 @@
+"""The simulator: the production manager, ledger, staging and tiers under virtual time, with seeded faults."""
