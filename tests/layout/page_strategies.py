@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from kvoffload.layout.canonical import CanonicalLayer
@@ -21,6 +23,11 @@ from kvoffload.layout.geometry import (
 )
 
 NUM_SLOTS = 5
+
+thorough = partial(
+    settings, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+"""A machine that is busy is no reason to fail."""
 GARBAGE = 0xA5
 
 powers = st.sampled_from((1, 2, 4))

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from page_strategies import NUM_SLOTS, layers_and_sizes, same_under_others
+from page_strategies import NUM_SLOTS, layers_and_sizes, same_under_others, thorough
 
 from kvoffload.layout.canonical import (
     CanonicalLayer,
@@ -38,7 +38,7 @@ def rows_for(layout: CanonicalLayout) -> np.ndarray:
     return np.full((NUM_SLOTS, layout.row_bytes + 8), GARBAGE, np.uint8)
 
 
-@settings(max_examples=60, deadline=None)
+@thorough(max_examples=60)
 @given(layers_and_sizes(), st.data())
 def test_what_one_parallel_layout_stores_any_other_reads(group: tuple, data: st.DataObject) -> None:
     layers, sizes = group
@@ -71,7 +71,7 @@ def test_what_one_parallel_layout_stores_any_other_reads(group: tuple, data: st.
     assert (rows[:, ours.row_bytes :] == GARBAGE).all()
 
 
-@settings(max_examples=40, deadline=None)
+@thorough(max_examples=40)
 @given(layers_and_sizes(), st.integers(1, 3))
 def test_stores_write_every_byte_of_a_row_once(group: tuple, per_chunk: int) -> None:
     layers, sizes = group
@@ -83,7 +83,7 @@ def test_stores_write_every_byte_of_a_row_once(group: tuple, per_chunk: int) -> 
     assert sum(outcome.copied_bytes for outcome in copied) == NUM_SLOTS * layout.row_bytes
 
 
-@settings(max_examples=40, deadline=None)
+@thorough(max_examples=40)
 @given(layers_and_sizes(), st.integers(1, 3), st.sampled_from((0, 5, 10**9)))
 def test_a_rank_loads_from_its_byte_ranges_alone(group: tuple, per_chunk: int, gap_bytes: int) -> None:
     layers, sizes = group
@@ -215,6 +215,15 @@ def test_ranks_that_hold_the_same_bytes_share_the_work_of_one_chunk() -> None:
     assert [o.copied_bytes for o in engine.copy(Direction.STORE, [(0, 3, 0)], rows_for(layout))] == [
         layout.row_bytes // 4
     ] * 4
+
+
+def test_ranks_that_hold_the_same_bytes_take_turns_from_chunk_to_chunk() -> None:
+    layout = group_of(LatentPage((64,), 16), ParallelSizes(tp=4), count=1)
+    engine = LayoutEngine(layout, position_bytes(layout, 2), 2)
+    for slot in range(NUM_SLOTS):
+        outcomes = engine.copy(Direction.STORE, [(0, slot, 0), (1, slot, 1)], rows_for(layout))
+        writers = [rank for rank, outcome in enumerate(outcomes) if outcome.copied_bytes]
+        assert writers == [slot % 4]
 
 
 def test_a_plan_keeps_what_is_certified_canonical_and_the_rest_opaque() -> None:

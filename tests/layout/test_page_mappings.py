@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
-from page_strategies import layers_and_sizes
+from page_strategies import layers_and_sizes, thorough
 
 from kvoffload.layout.election import elected, first_elected_step
 from kvoffload.layout.geometry import (
@@ -149,7 +149,7 @@ def test_prefill_context_ranks_hold_the_same_tokens_unless_they_are_told_to_spre
 # The proof ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@thorough(max_examples=60)
 @given(layers_and_sizes())
 def test_elected_writers_tile_the_canonical_page_and_runs_cover_each_ranks_page(group: tuple) -> None:
     layers, sizes = group
@@ -178,7 +178,7 @@ def _changed(run: PageRun, data: st.DataObject, length: int) -> PageRun:
     return replace(run, dims=tuple(dims))
 
 
-@settings(max_examples=150, deadline=None)
+@thorough(max_examples=150)
 @given(layers_and_sizes(), st.data())
 def test_a_mapping_with_one_run_changed_is_rejected(group: tuple, data: st.DataObject) -> None:
     layers, sizes = group
@@ -194,7 +194,7 @@ def test_a_mapping_with_one_run_changed_is_rejected(group: tuple, data: st.DataO
     assert page_fault(page, sizes, mappings) is not None
 
 
-@settings(max_examples=60, deadline=None)
+@thorough(max_examples=60)
 @given(layers_and_sizes(), st.data())
 def test_a_mapping_without_one_of_its_runs_or_with_one_twice_is_rejected(
     group: tuple, data: st.DataObject

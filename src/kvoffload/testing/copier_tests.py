@@ -16,8 +16,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout
 from kvoffload.layout.direct import DirectLayout
+from kvoffload.layout.geometry import (
+    Arrangement,
+    AttentionPage,
+    HeadOrder,
+    LatentPage,
+    LayerPage,
+    ParallelSizes,
+)
 from kvoffload.messages import NO_SLOT, CopyJob, GroupCopies, JobOutcome
+from kvoffload.testing.layout_engine import GARBAGE, LayoutEngine, position_bytes
 from kvoffload.types import Direction, JobId, RequestId
 from kvoffload.worker.copier import Copier
 from kvoffload.worker.pages import ByteArray, GroupPages, bind_group
@@ -184,6 +194,32 @@ class CopierTests(ABC):
         groups = [Group(PageGeometry(), seed=6), Group(PageGeometry(rank=0), seed=7)]
         outcome = self.copy(groups, job_of(Direction.STORE, [(0, 2, 0)], [(99, 2, 0)]))
         assert outcome.failed == {(1, 2)}
+
+    def test_ranks_fill_and_read_canonical_rows_together(self) -> None:
+        """Views of several dimensions, and bytes that ranks hold alike: each is stored once, by whose turn it is."""
+        pages: tuple[LayerPage, ...] = (
+            AttentionPage(2, (6, 6), 4, HeadOrder.NHD),
+            AttentionPage(2, (6, 2), 4, arrangement=Arrangement.SPLIT),
+            LatentPage((10,), 4),
+        )
+        layers = tuple(CanonicalLayer(f"layer {i}", page) for i, page in enumerate(pages))
+        for per_chunk in (1, 2):
+            layout = CanonicalLayout(layers, per_chunk, ParallelSizes(tp=4))
+            chunks = 6 // per_chunk
+            truth = position_bytes(layout, 6)
+            entries = [(block, block // per_chunk + 1, block % per_chunk) for block in range(6)]
+            rows = np.zeros((chunks + 2, layout.row_bytes + 5), np.uint8)
+            writer = LayoutEngine(layout, truth, 6, make_copier=self.make_copier)
+            outcomes = writer.copy(Direction.STORE, entries, rows)
+            parts = [layer.reshape(chunks, -1) for layer in truth]
+            right = np.zeros_like(rows)
+            right[1:-1, : layout.row_bytes] = np.concatenate(parts, axis=1)
+            np.testing.assert_array_equal(rows, right)
+            assert sum(outcome.copied_bytes for outcome in outcomes) == chunks * layout.row_bytes
+            reader = LayoutEngine(layout, None, 6, pad_bytes=3, make_copier=self.make_copier)
+            reader.copy(Direction.LOAD, entries, rows)
+            assert reader.first_difference(truth) is None
+            assert all((found[:, -3:] == GARBAGE).all() for rank in reader.device for found in rank)
 
 
 def _random_geometry(rng: random.Random) -> PageGeometry:

@@ -5,7 +5,7 @@ For tests of layouts and for `kvoffload verify-layout`: store under one parallel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,8 +16,9 @@ from kvoffload.layout.mapping import map_page
 from kvoffload.layout.reference import reference_page
 from kvoffload.messages import CopyJob, GroupCopies, JobOutcome
 from kvoffload.types import Direction, JobId, RequestId
+from kvoffload.worker.copier import Copier
 from kvoffload.worker.copier_cpu import CPUCopier
-from kvoffload.worker.pages import ByteArray
+from kvoffload.worker.pages import ByteArray, GroupPages
 from kvoffload.worker.pages_canonical import bind_canonical
 
 GARBAGE = 0xA5
@@ -70,6 +71,7 @@ class LayoutEngine:
         truth: Per layer, the bytes of an engine without parallelism, (blocks, canonical bytes); None: blocks hold garbage.
         num_blocks: Blocks on every rank.
         pad_bytes: Behind each page.
+        make_copier: What copies.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class LayoutEngine:
         truth: Sequence[ByteArray] | None,
         num_blocks: int,
         pad_bytes: int = 0,
+        make_copier: Callable[[Sequence[GroupPages]], Copier] = CPUCopier,
     ) -> None:
+        self._make_copier = make_copier
         self.layout, self.num_blocks, self.pad_bytes = layout, num_blocks, pad_bytes
         self.device: list[list[ByteArray]] = [
             [self._pages(layer.number, rank, truth) for layer in layout.of_rank(rank)]
@@ -112,7 +116,7 @@ class LayoutEngine:
         part = GroupCopies(0, table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy())
         job = CopyJob(JobId(1), RequestId("request"), direction, (part,))
         return [
-            CPUCopier([bind_canonical(self.layout, rank, self.device[rank], rows)]).copy(job)
+            self._make_copier([bind_canonical(self.layout, rank, self.device[rank], rows)]).copy(job)
             for rank in (range(len(self.device)) if ranks is None else ranks)
         ]
 
