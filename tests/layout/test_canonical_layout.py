@@ -16,6 +16,7 @@ from kvoffload.layout.canonical import (
     LayerFacts,
     even_stages,
     in_model_order,
+    names_of_all_stages,
     plan_canonical,
     seen_fault,
     with_canonical_tokens,
@@ -286,6 +287,31 @@ def test_layer_names_are_ordered_by_their_numbers() -> None:
         "model.layers.2.indexer",
         "model.layers.10.attn",
     ]
+
+
+def test_the_layers_of_other_stages_are_named_after_ones_own() -> None:
+    everything = tuple(f"model.layers.{i}.attn" for i in range(12))
+    stages = even_stages(12, 3)
+    for stage in range(3):
+        own = [name for name, owner in zip(everything, stages, strict=True) if owner == stage]
+        assert names_of_all_stages(own[::-1], stages, stage) == everything
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        [],
+        ["model.layers.2.attn"],
+        ["model.layers.2.attn", "model.layers.4.attn"],
+        ["model.layers.2.attn", "model.layers.3.indexer"],
+        ["model.layers.2.attn", "other.layers.3.attn"],
+        ["2.layers.2.attn", "2.layers.3.attn"],
+        ["2.layers.2", "3.layers.3"],
+        ["layers2", "layers3"],
+    ],
+)
+def test_names_that_do_not_tell_are_not_guessed(own: list[str]) -> None:
+    assert names_of_all_stages(own, (0, 0, 1, 1), 1) is None
 
 
 def test_canonical_tokens_are_a_matter_of_pages_with_tokens() -> None:

@@ -253,6 +253,31 @@ def even_stages(num_layers: int, pp: int) -> tuple[int, ...]:
     return tuple(stage for stage, count in enumerate(counts) for _ in range(count))
 
 
+def names_of_all_stages(
+    own: Sequence[str], stage_of_layer: Sequence[int], stage: int
+) -> tuple[str, ...] | None:
+    """The names of a group's layers of all pipeline stages, from those of one stage; None if they do not tell.
+
+    An engine tells each stage its own layers alone, and a row contains all of them.
+
+    Args:
+        own: The layers of this stage, in any order: all of its layers, each with its number between dots.
+        stage_of_layer: The stage of every layer of the model (`even_stages`).
+        stage: This stage.
+    """
+    mine = [layer for layer, owner in enumerate(stage_of_layer) if owner == stage]
+    if not mine or len(mine) != len(own):
+        return None
+    parts = {
+        tuple(re.split(rf"(?:^|(?<=\.)){layer}(?=\.|$)", name))
+        for layer, name in zip(mine, in_model_order(own), strict=True)
+    }
+    found = next(iter(parts))
+    if len(parts) != 1 or len(found) != 2:
+        return None
+    return tuple(f"{found[0]}{layer}{found[1]}" for layer in range(len(stage_of_layer)))
+
+
 def with_canonical_tokens(page: LayerPage, tokens: int) -> LayerPage:
     """The same page, kept as canonical pages of so many tokens.
 
