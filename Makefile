@@ -9,6 +9,8 @@
 PYTHON ?= python3
 ENGINE_ENV := .venv
 UNIT_ENV := .venv-unit
+# Half as many again as there are cores: some tests wait for processes and deadlines.
+UNIT_WORKERS := $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 PIP_INSTALL := -m pip install --disable-pip-version-check --quiet
 
 .PHONY: help demo test unit engine-test engine-env unit-env bench clean distclean check-python
@@ -34,7 +36,7 @@ unit: unit-env
 	$(UNIT_ENV)/bin/ruff format --check .
 	$(UNIT_ENV)/bin/mypy
 	$(UNIT_ENV)/bin/lint-imports
-	$(UNIT_ENV)/bin/python -m pytest -m "not engine" -n auto
+	$(UNIT_ENV)/bin/python -m pytest -m "not engine" -n $(UNIT_WORKERS)
 
 engine-test: engine-env
 	$(ENGINE_ENV)/bin/python -m pytest -m engine

@@ -55,7 +55,7 @@ def engine(monkeypatch):
     for name in ("status", "pause_s", "end_mark"):
         monkeypatch.setattr(FakeEngine, name, getattr(FakeEngine, name))
     with ThreadingHTTPServer(("127.0.0.1", 0), FakeEngine) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield FakeEngine, Client(server.server_port, timeout_s=2.0)
         server.shutdown()

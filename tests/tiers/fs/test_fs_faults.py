@@ -214,6 +214,8 @@ def test_a_shutdown_is_bounded_although_a_thread_hangs_in_a_call(tmp_path: Path)
     disk, go_on, inside = FaultyDisk(), threading.Event(), threading.Event()
     keys = make_keys(1, "hangs")
     store = Store(tmp_path, disk=disk, shutdown_timeout_s=0.2, threads=2)
+    # The first walk writes, too.
+    store.wait_for_walk()
 
     def hang(*_: object) -> None:
         inside.set()
