@@ -13,11 +13,12 @@ UNIT_ENV := .venv-unit
 UNIT_WORKERS := $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 PIP_INSTALL := -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo test unit engine-test engine-env unit-env bench clean distclean check-python
+.PHONY: help demo test unit simulate engine-test engine-env unit-env bench clean distclean check-python
 
 help:
 	@sed -n 's/^#   make /  make /p' Makefile
 	@echo "  make unit         checks and tests that need no engine (under a minute)"
+	@echo "  make simulate     a thousand seeds of the simulator (under a minute)"
 	@echo "  make engine-test  tests on the real engine"
 	@echo "  make bench        the benchmarks"
 	@echo "  make clean        remove what was made here, but the environments"
@@ -26,7 +27,7 @@ help:
 demo: engine-env
 	$(ENGINE_ENV)/bin/kvoffload demo
 
-test: unit engine-test
+test: unit simulate engine-test
 
 # This environment has neither torch nor an engine: so the unit tests prove that the core needs none.
 unit: unit-env
@@ -36,7 +37,10 @@ unit: unit-env
 	$(UNIT_ENV)/bin/ruff format --check .
 	$(UNIT_ENV)/bin/mypy
 	$(UNIT_ENV)/bin/lint-imports
-	$(UNIT_ENV)/bin/python -m pytest -m "not engine" -n $(UNIT_WORKERS)
+	$(UNIT_ENV)/bin/python -m pytest -m "not engine and not seeds" -n $(UNIT_WORKERS)
+
+simulate: unit-env
+	$(UNIT_ENV)/bin/python -m pytest -m seeds -n $(UNIT_WORKERS)
 
 engine-test: engine-env
 	$(ENGINE_ENV)/bin/python -m pytest -m engine

@@ -106,7 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
 def test_no_sequence_of_events_shows_wrong_kv_hangs_or_leaks(name: str) -> None:
     machine = type("Machine", (EngineMachine,), {"setup_name": name})
     machine.TestCase.settings = settings(
-        max_examples=40,
+        max_examples=30,
         stateful_step_count=50,
         deadline=None,
         print_blob=True,

@@ -85,6 +85,7 @@ def test_a_load_that_fails_exposes_nothing_and_works_again_later(
 ) -> None:
     disk, clock, keys = FaultyDisk(), ManualClock(), make_keys(3)
     with Store(tmp_path, disk=disk, clock=clock) as store:
+        store.wait_for_walk()
         store.store(keys)
         with disk.fault(call, error):
             assert store.load(keys) == [LOAD_FAULTS[error]] * 3
