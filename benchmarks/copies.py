@@ -22,9 +22,10 @@ from functools import partial
 import numpy as np
 
 import common
+from kvoffload.config.pages import AttentionPage, HeadOrder, LatentPage
 from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout
 from kvoffload.layout.direct import DirectLayout
-from kvoffload.layout.geometry import AttentionPage, HeadOrder, LatentPage, ParallelSizes
+from kvoffload.layout.geometry import ParallelSizes
 from kvoffload.messages import CopyJob, GroupCopies
 from kvoffload.types import Direction, JobId, RequestId
 from kvoffload.worker.copier_cpu import CPUCopier

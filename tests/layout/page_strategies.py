@@ -9,18 +9,18 @@ from functools import partial
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from kvoffload.layout.canonical import CanonicalLayer
-from kvoffload.layout.geometry import (
+from kvoffload.config.pages import (
     Arrangement,
     AttentionPage,
     HeadOrder,
     LatentPage,
     LayerPage,
-    ParallelSizes,
     Segment,
     StatePage,
     StateTensor,
 )
+from kvoffload.layout.canonical import CanonicalLayer
+from kvoffload.layout.geometry import ParallelSizes
 
 NUM_SLOTS = 5
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from page_strategies import NUM_SLOTS, layers_and_sizes, same_under_others, thorough
 
+from kvoffload.config.pages import AttentionPage, HeadOrder, LatentPage, LayerFacts, OpaquePage
 from kvoffload.layout.canonical import (
     CanonicalLayer,
     CanonicalLayout,
-    LayerFacts,
     even_stages,
     in_model_order,
     names_of_all_stages,
@@ -23,7 +23,7 @@ from kvoffload.layout.canonical import (
     with_seen_order,
 )
 from kvoffload.layout.certify import SeenTensor
-from kvoffload.layout.geometry import AttentionPage, HeadOrder, LatentPage, OpaquePage, ParallelSizes
+from kvoffload.layout.geometry import ParallelSizes
 from kvoffload.testing.layout_engine import GARBAGE, LayoutEngine, position_bytes, slice_of
 from kvoffload.types import Direction
 from kvoffload.worker.pages_canonical import bind_canonical

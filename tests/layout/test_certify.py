@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout
-from kvoffload.layout.certify import Certified, SeenTensor, Uncertified, certify, certify_all, kept_as
-from kvoffload.layout.geometry import (
+from kvoffload.config.pages import (
     Arrangement,
     AttentionPage,
     HeadOrder,
     LatentPage,
     LayerPage,
     OpaquePage,
-    ParallelSizes,
     Segment,
     StatePage,
     StateTensor,
 )
+from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout
+from kvoffload.layout.certify import Certified, SeenTensor, Uncertified, certify, certify_all, kept_as
+from kvoffload.layout.geometry import ParallelSizes
 
 LLAMA = AttentionPage(4, (256, 256), 128)
 """4 KV heads of 64 float32, blocks of 128 tokens."""

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from kvoffload.layout.families import EngineHabits, pages_of_config
-from kvoffload.layout.geometry import (
+from kvoffload.config.pages import (
     Arrangement,
     AttentionPage,
     HeadOrder,
     LatentPage,
-    ParallelSizes,
     Segment,
     StatePage,
     StateTensor,
 )
+from kvoffload.layout.families import EngineHabits, pages_of_config
+from kvoffload.layout.geometry import ParallelSizes
 from kvoffload.layout.mapping import map_page
 
 LLAMA: dict[str, Any] = {

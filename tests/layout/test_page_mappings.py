@@ -10,22 +10,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from page_strategies import layers_and_sizes, thorough
 
-from kvoffload.layout.election import elected, first_elected_step
-from kvoffload.layout.geometry import (
+from kvoffload.config.pages import (
     Arrangement,
     AttentionPage,
     HeadOrder,
     LatentPage,
     LayerPage,
     OpaquePage,
-    ParallelSizes,
     Segment,
     StatePage,
     StateTensor,
-    UnmappableError,
-    places,
-    unit_share,
 )
+from kvoffload.layout.election import elected, first_elected_step
+from kvoffload.layout.geometry import ParallelSizes, UnmappableError, places, unit_share
 from kvoffload.layout.mapping import CanonicalPageMapping, map_page
 from kvoffload.layout.reference import reference_page
 from kvoffload.layout.runs import Dim, PageRun, factor, merged_ranges

@@ -7,8 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
+from kvoffload.config.pages import AttentionPage, LatentPage
 from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout
-from kvoffload.layout.geometry import AttentionPage, LatentPage, ParallelSizes
+from kvoffload.layout.geometry import ParallelSizes
 from kvoffload.layout.replicated import (
     HostMemory,
     copies_per_chunk,

@@ -7,8 +7,9 @@ import logging
 import numpy as np
 import pytest
 
+from kvoffload.config.pages import AttentionPage, HeadOrder, LatentPage
 from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout
-from kvoffload.layout.geometry import AttentionPage, HeadOrder, LatentPage, ParallelSizes
+from kvoffload.layout.geometry import ParallelSizes
 from kvoffload.messages import NO_SLOT
 from kvoffload.testing.layout_engine import GARBAGE, LayoutEngine, position_bytes
 from kvoffload.types import Direction

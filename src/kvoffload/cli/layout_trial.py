@@ -12,16 +12,10 @@ from math import lcm
 
 import numpy as np
 
+from kvoffload.config.pages import AttentionPage, HeadOrder, LatentPage, LayerPage
 from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout, even_stages, with_canonical_tokens
 from kvoffload.layout.certify import Uncertified, certify
-from kvoffload.layout.geometry import (
-    AttentionPage,
-    HeadOrder,
-    LatentPage,
-    LayerPage,
-    ParallelSizes,
-    UnmappableError,
-)
+from kvoffload.layout.geometry import ParallelSizes, UnmappableError
 from kvoffload.layout.mapping import block_tokens_of
 from kvoffload.testing.layout_engine import LayoutEngine, position_bytes
 from kvoffload.types import Direction

@@ -13,7 +13,7 @@ from kvoffload.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvoffload.cli.layout_trial import Answer, Refusal
-    from kvoffload.layout.geometry import LayerPage
+    from kvoffload.config.pages import LayerPage
 
 
 def verify_layout(
@@ -65,8 +65,8 @@ def _pages(
     config: Path | None, shape: tuple[int, int, int], block_size: int, dtype_bytes: int
 ) -> Sequence[LayerPage | None]:
     """The pages of all layers, from a model's configuration or from the numbers (KV heads, head size, layers)."""
+    from kvoffload.config.pages import AttentionPage  # noqa: PLC0415
     from kvoffload.layout.families import EngineHabits, pages_of_config  # noqa: PLC0415
-    from kvoffload.layout.geometry import AttentionPage  # noqa: PLC0415
 
     if config is None:
         kv_heads, head_size, layers = shape

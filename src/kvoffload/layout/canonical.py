@@ -16,16 +16,9 @@ from itertools import accumulate
 
 import numpy as np
 
+from kvoffload.config.pages import AttentionPage, LatentPage, LayerFacts, LayerPage, OpaquePage, StatePage
 from kvoffload.layout.certify import Certified, SeenTensor, Uncertified, certify, kept_as
-from kvoffload.layout.geometry import (
-    AttentionPage,
-    LatentPage,
-    LayerPage,
-    OpaquePage,
-    ParallelSizes,
-    StatePage,
-    places,
-)
+from kvoffload.layout.geometry import ParallelSizes, places
 from kvoffload.layout.mapping import CanonicalPageMapping, block_tokens_of, map_page
 from kvoffload.layout.runs import Int64Array, merged_ranges
 from kvoffload.layout.verify import derived_page_fault
@@ -42,18 +35,6 @@ class CanonicalLayer:
     page: LayerPage
     stage: int = 0
     """The pipeline stage that owns it."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerFacts:
-    """What a connector knows of one layer before anybody vouches for it."""
-
-    name: str
-    page: LayerPage | None
-    """None: a layer of unknown kind."""
-    rank_page_bytes: int
-    """What the engine allocates for one block on one rank; used if the layer is kept opaque."""
-    stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from kvoffload.layout.geometry import (
-    Arrangement,
-    AttentionPage,
-    HeadOrder,
-    LatentPage,
-    LayerPage,
-    OpaquePage,
-    ParallelSizes,
-    as_attention,
-    places,
-    unit_share,
-)
+from kvoffload.config.pages import Arrangement, AttentionPage, HeadOrder, LatentPage, LayerPage, OpaquePage
+from kvoffload.layout.geometry import ParallelSizes, as_attention, places, unit_share
 from kvoffload.layout.mapping import map_page
 from kvoffload.layout.verify import derived_page_fault
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvoffload.layout.geometry import (
+from kvoffload.config.pages import (
     Arrangement,
     AttentionPage,
     HeadOrder,

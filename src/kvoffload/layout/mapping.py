@@ -19,17 +19,19 @@ from math import prod
 
 import numpy as np
 
-from kvoffload.layout.geometry import (
+from kvoffload.config.pages import (
     Arrangement,
     AttentionPage,
     HeadOrder,
     LatentPage,
     LayerPage,
     OpaquePage,
-    ParallelSizes,
-    Place,
     StatePage,
     StateTensor,
+)
+from kvoffload.layout.geometry import (
+    ParallelSizes,
+    Place,
     UnmappableError,
     as_attention,
     geometry_fault,

@@ -11,21 +11,17 @@ from math import gcd, prod
 
 import numpy as np
 
-from kvoffload.layout.geometry import (
+from kvoffload.config.pages import (
     Arrangement,
     AttentionPage,
     HeadOrder,
     LatentPage,
     LayerPage,
     OpaquePage,
-    ParallelSizes,
-    Place,
     StatePage,
     StateTensor,
-    as_attention,
-    places,
-    unit_share,
 )
+from kvoffload.layout.geometry import ParallelSizes, Place, as_attention, places, unit_share
 from kvoffload.layout.runs import Int64Array
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvoffload.layout.geometry import LatentPage, LayerPage, ParallelSizes
+from kvoffload.config.pages import LatentPage, LayerPage
+from kvoffload.layout.geometry import ParallelSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from math import lcm
 
 import numpy as np
 
+from kvoffload.config.pages import LayerPage
 from kvoffload.layout.election import first_elected_step
-from kvoffload.layout.geometry import LayerPage, ParallelSizes, UnmappableError
+from kvoffload.layout.geometry import ParallelSizes, UnmappableError
 from kvoffload.layout.mapping import CanonicalPageMapping, map_page
 from kvoffload.layout.reference import reference_page
 from kvoffload.layout.runs import Int64Array, PageRun

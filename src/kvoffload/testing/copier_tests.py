@@ -16,16 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvoffload.config.pages import Arrangement, AttentionPage, HeadOrder, LatentPage, LayerPage
 from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout
 from kvoffload.layout.direct import DirectLayout
-from kvoffload.layout.geometry import (
-    Arrangement,
-    AttentionPage,
-    HeadOrder,
-    LatentPage,
-    LayerPage,
-    ParallelSizes,
-)
+from kvoffload.layout.geometry import ParallelSizes
 from kvoffload.messages import NO_SLOT, CopyJob, GroupCopies, JobOutcome
 from kvoffload.testing.layout_engine import GARBAGE, LayoutEngine, position_bytes
 from kvoffload.types import Direction, JobId, RequestId

@@ -10,8 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from kvoffload.config.pages import LayerPage
 from kvoffload.layout.canonical import CanonicalLayout
-from kvoffload.layout.geometry import LayerPage, ParallelSizes
+from kvoffload.layout.geometry import ParallelSizes
 from kvoffload.layout.mapping import map_page
 from kvoffload.layout.reference import reference_page
 from kvoffload.messages import CopyJob, GroupCopies, JobOutcome
