@@ -263,7 +263,7 @@ class Subject:
 class FsSubject(Subject):
     """An engine with two directories below the host: a large one, and (where it can be made) a disk that is full."""
 
-    def __init__(self, shelf: Shelf, folder: Path, **settings: Any) -> None:
+    def __init__(self, shelf: Shelf, folder: Path, *, canonical: bool = False, **settings: Any) -> None:
         self.root = folder / "store"
         self.small_disk = SmallDisk(folder / "small", "8m")
         tiers = [{"type": "fs", "root_dir": str(self.root), "max_bytes": "1GiB", "min_free_bytes": 0}]
@@ -278,6 +278,7 @@ class FsSubject(Subject):
             "secondary_tiers": tiers,
             # What is loaded shall not depend on how fast this machine is today.
             "load_policy": "always",
+            "canonical_layout": canonical,
         }
         super().__init__(shelf, folder, options=options, **settings)
 
@@ -329,6 +330,7 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
     ),
     "tp2": _kind("tp2", tp=2),
     "fs": lambda shelf, folder: FsSubject(shelf, folder, kind="fs"),
+    "fs-canonical": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-canonical", canonical=True),
     "fs-tp2": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-tp2", tp=2),
 }
 """Kinds of engines under test. Tests are sorted so that each kind is started once, in this order."""

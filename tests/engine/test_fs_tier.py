@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
-from expect import SAME_MATHS, assert_equal_outputs
+from expect import DAMAGED, SAME_MATHS, assert_equal_outputs, distance
 from kinds import on
 from shelf import FsSubject
 from tiny_models import full_chunk_tokens, prompts_of
+
+from kvoffload.layout.chunk_format import HEADER_BYTES, ChunkHeader, checksum, decode_header, encode_header
 
 PROMPTS = prompts_of(seed=1, number=6, tokens=1100)
 """Together they need more blocks than the device has, and fewer chunks than the host."""
@@ -23,6 +28,21 @@ def _series(verb: str, outcome: str, tier: str = "fs") -> str:
 
 def _chunks(subject: FsSubject) -> int:
     return full_chunk_tokens(PROMPTS, subject.tokens_per_chunk) // subject.tokens_per_chunk
+
+
+def _swap_halves_of_all_blocks(path: Path, layers: int) -> None:
+    """What a reader with another idea of the heads would get: valid numbers, valid checksums, the wrong heads."""
+    content = bytearray(path.read_bytes())
+    header = decode_header(content[:HEADER_BYTES])
+    assert isinstance(header, ChunkHeader)
+    payload = np.frombuffer(content, np.uint8)[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
+    blocks = payload.reshape(layers, 2, -1)
+    blocks[:] = blocks[:, ::-1].copy()
+    encode_header(
+        dataclasses.replace(header, payload_checksum=checksum(payload.tobytes())),
+        memoryview(content)[:HEADER_BYTES],
+    )
+    path.write_bytes(content)
 
 
 def _store(subject: FsSubject) -> None:
@@ -44,6 +64,49 @@ def test_a_restarted_engine_gets_every_stored_chunk_from_disk_with_equal_outputs
     assert [output.cached_tokens for output in found] == [
         chunks * subject.tokens_per_chunk // len(PROMPTS)
     ] * 6
+    assert_equal_outputs(found, subject.warm(PROMPTS), subject.warm_tolerance)
+
+
+@on("fs-canonical")
+def test_what_one_tensor_parallel_size_has_stored_is_loaded_under_another(subject: FsSubject) -> None:
+    tokens = _chunks(subject) * subject.tokens_per_chunk
+    # There and back, so that the engine ends as the kind that it is.
+    for stores, loads in ((1, 2), (2, 1)):
+        assert subject.tp == stores
+        _store(subject)
+        subject.restart(tp=loads)
+        with subject.counting() as counted:
+            found = subject.engine.generate(PROMPTS)
+        assert counted[_series("load", "done")] == _chunks(subject)
+        assert counted["kvoffload_stored_chunks"] == 0
+        assert sum(output.cached_tokens for output in found) == tokens
+        # The sums over the heads were rounded under the other size.
+        assert_equal_outputs(found, subject.cold(PROMPTS), SAME_MATHS)
+        subject.clear()
+
+
+@on("fs-canonical")
+def test_negative_control_heads_in_the_wrong_order_change_the_output(subject: FsSubject) -> None:
+    _store(subject)
+    for path in subject.chunk_files():
+        _swap_halves_of_all_blocks(path, subject.model.layers)
+    subject.restart()
+    found = subject.engine.generate(PROMPTS)
+    assert all(output.cached_tokens > 0 for output in found)
+    cold = subject.cold(PROMPTS)
+    assert all(distance(ours, theirs) > DAMAGED for ours, theirs in zip(found, cold, strict=True))
+
+
+@on("fs")
+def test_without_the_canonical_layout_another_tensor_parallel_size_is_a_miss(subject: FsSubject) -> None:
+    _store(subject)
+    subject.restart(tp=2)
+    found = subject.engine.generate(PROMPTS)
+    assert [output.cached_tokens for output in found] == [0] * len(PROMPTS)
+    assert_equal_outputs(found, subject.cold(PROMPTS), subject.cold_tolerance)
+    subject.restart(tp=1)
+    found = subject.engine.generate(PROMPTS)
+    assert sum(output.cached_tokens for output in found) == _chunks(subject) * subject.tokens_per_chunk
     assert_equal_outputs(found, subject.warm(PROMPTS), subject.warm_tolerance)
 
 

@@ -22,6 +22,7 @@ class TinyModel:
     path: str
     tokens_per_block: int
     dtype: str
+    layers: int
 
 
 def make_llama(root: Path) -> TinyModel:
@@ -44,7 +45,7 @@ def make_llama(root: Path) -> TinyModel:
     )
     path = root / "tiny-llama"
     LlamaForCausalLM(config).to(torch.float32).save_pretrained(path)
-    return TinyModel(str(path), tokens_per_block=128, dtype="float32")
+    return TinyModel(str(path), tokens_per_block=128, dtype="float32", layers=4)
 
 
 def make_gemma3(root: Path) -> TinyModel:
@@ -67,7 +68,7 @@ def make_gemma3(root: Path) -> TinyModel:
     )
     path = root / "tiny-gemma3"
     Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
-    return TinyModel(str(path), tokens_per_block=128, dtype="bfloat16")
+    return TinyModel(str(path), tokens_per_block=128, dtype="bfloat16", layers=6)
 
 
 MAKERS: dict[str, Callable[[Path], TinyModel]] = {

@@ -84,6 +84,8 @@ NO_MEANING: dict[str, Change] = {
 FOLLOWS_FROM_OTHERS = {
     # What it asks for stands in `layout`.
     "canonical_layout",
+    # What it says of the bytes stands in `page_signature`.
+    "group.layers",
     # The product of the sizes.
     "parallel.world_size",
 }

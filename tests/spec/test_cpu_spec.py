@@ -82,7 +82,6 @@ def test_a_budget_below_one_row_is_refused_with_both_sizes() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"canonical_layout": True}, "canonical_layout"),
         ({"self_describing_kv_events": True}, "self_describing_kv_events"),
         ({"secondary_tiers": ("anything",)}, "TieringOffloadingSpec"),
         ({"eviction_policy": "no-such-policy"}, "valid: .*lru"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvoffload.config.options import OffloadingOptions
+from kvoffload.config.pages import LayerFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,10 @@ class OffloadingGroupConfig:
     worker_kv_bytes_per_block: int
     """Bytes that one worker stores for one block, all layers of the group together."""
     page_signature: str
-    """Readable description of one layer's page on one worker: kind of attention, heads, sizes, dtype."""
+    """What the bytes of a page mean, readable. Direct layout: one layer's page on one worker (kind of attention, heads,
+    sizes, dtype); canonical: all layers as they are without parallelism."""
+    layers: tuple[LayerFacts, ...] = ()
+    """What is known of every layer's page, in the order of `layer_names`. Only the canonical layout needs it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from kvoffload.clock import Clock
 from kvoffload.config.schema import OffloadingConfig
+from kvoffload.layout.certify import SeenTensor
 from kvoffload.manager.manager import OffloadManager
 from kvoffload.metrics.recorder import Recorder
 from kvoffload.worker.pages import ByteArray
@@ -34,6 +35,16 @@ class OffloadingSpec(ABC):
     def make_manager(self, recorder: Recorder, clock: Clock) -> OffloadManager:
         """The scheduler's side."""
 
+    def certify(self, seen: Sequence[Mapping[str, SeenTensor]]) -> None:  # noqa: B027 - a spec may do without
+        """Compare the tensors that this worker's engine registered with the layout; called before `make_worker`.
+
+        Args:
+            seen: Per offloaded group, by layer.
+
+        Raises:
+            UnsupportedModelError: they contradict it.
+        """
+
     @abstractmethod
     def make_worker(self, device_pages: Sequence[Sequence[ByteArray]]) -> OffloadWorker:
         """One worker's side; blocks until all workers of the engine have come this far, or raises RegionError.
@@ -45,6 +56,10 @@ class OffloadingSpec(ABC):
     @abstractmethod
     def describe(self) -> str:
         """One line for the log: what is on and how big."""
+
+    def report(self) -> tuple[str, ...]:
+        """Further lines for the log at the start, e.g. what is certified and what is not."""
+        return ()
 
     @abstractmethod
     def close(self) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from kvoffload.clock import Clock
 from kvoffload.config.parse import WHERE
 from kvoffload.config.schema import OffloadingConfig
 from kvoffload.config.units import format_bytes
-from kvoffload.errors import ConfigError
+from kvoffload.errors import ConfigError, UnsupportedModelError
 from kvoffload.keys.fingerprint import namespace_of
-from kvoffload.layout.direct import direct_layouts
+from kvoffload.layout import direct
+from kvoffload.layout.canonical import CanonicalLayout, seen_fault, with_seen_order
+from kvoffload.layout.certify import SeenTensor
+from kvoffload.layout.layouts import GroupLayout, certification_report, layouts_of
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.manager import Below, ManagerConfig, OffloadManager
 from kvoffload.manager.request import GroupGeometry
@@ -25,6 +28,7 @@ from kvoffload.spec.base import OffloadingSpec
 from kvoffload.worker.copier import Copier
 from kvoffload.worker.copier_cpu import CPUCopier
 from kvoffload.worker.pages import ByteArray, GroupPages, bind_group
+from kvoffload.worker.pages_canonical import bind_canonical
 from kvoffload.worker.worker import OffloadWorker
 
 
@@ -46,7 +50,7 @@ class CPUOffloadingSpec(OffloadingSpec):
         self._policy_class = EVICTION_POLICIES.resolve(
             config.options.eviction_policy, config.options.cache_policy_module_path
         )
-        self._layouts = direct_layouts(config)
+        self._layouts: tuple[GroupLayout, ...] = layouts_of(config)
         self._plan = plan_region(
             config.options.cpu_bytes_to_use, [layout.row_bytes for layout in self._layouts]
         )
@@ -94,13 +98,30 @@ class CPUOffloadingSpec(OffloadingSpec):
         )
         return OffloadManager(config, tiers, recorder, clock, below)
 
+    def certify(self, seen: Sequence[Mapping[str, SeenTensor]]) -> None:
+        """See OffloadingSpec. One rank alone cannot become opaque: the others write canonical rows into its region."""
+        rank = self.config.parallel.rank
+        checked: list[GroupLayout] = []
+        for layout, tensors in zip(self._layouts, seen, strict=True):
+            if not isinstance(layout, CanonicalLayout):
+                checked.append(layout)
+                continue
+            fault = seen_fault(layout, rank, tensors)
+            if fault is not None:
+                raise UnsupportedModelError(
+                    f"kvoffload: the engine's cache does not look as its configuration says ({fault}); leave "
+                    "canonical_layout out"
+                )
+            checked.append(with_seen_order(layout, rank, tensors))
+        self._layouts = tuple(checked)
+
     def make_worker(self, device_pages: Sequence[Sequence[ByteArray]]) -> OffloadWorker:
         """See OffloadingSpec."""
         parallel, options = self.config.parallel, self.config.options
         region = SharedOffloadRegion.open(self.region_spec, parallel.rank)
         self._region = region
         groups = [
-            bind_group(layout, parallel.rank, pages, region.rows(index))
+            _bind(layout, parallel.rank, pages, region.rows(index))
             for index, (layout, pages) in enumerate(zip(self._layouts, device_pages, strict=True))
         ]
         region.populate_in_background()
@@ -121,8 +142,19 @@ class CPUOffloadingSpec(OffloadingSpec):
             f"host tier on: {format_bytes(self._plan.total_bytes)} for all {self.config.parallel.world_size} worker(s), "
             f"{chunks} = {tokens} tokens; policy {self.config.options.eviction_policy}; "
             f"{'prompts only' if self.config.options.offload_prompt_only else 'prompts and answers'}; "
-            f"namespace {namespace_of(self.config).directory_name}"
+            f"{self._layout_text()}; namespace {namespace_of(self.config).directory_name}"
         )
+
+    def _layout_text(self) -> str:
+        if self.config.layout.family == direct.FAMILY:
+            return "direct layout: chunks are read under the same parallel layout only"
+        if self.config.parallel.is_parallelism_agnostic:
+            return "canonical layout: chunks are readable under any parallel layout"
+        return "canonical layout with opaque layers: chunks are read under the same parallel layout only"
+
+    def report(self) -> tuple[str, ...]:
+        """See OffloadingSpec."""
+        return () if self.config.layout.family == direct.FAMILY else certification_report(self.config)
 
     def close(self) -> None:
         """See OffloadingSpec."""
@@ -131,11 +163,14 @@ class CPUOffloadingSpec(OffloadingSpec):
             self._region = None
 
 
+def _bind(layout: GroupLayout, rank: int, pages: Sequence[ByteArray], rows: ByteArray) -> GroupPages:
+    if isinstance(layout, CanonicalLayout):
+        return bind_canonical(layout, rank, pages, rows)
+    return bind_group(layout, rank, pages, rows)
+
+
 def _refuse_what_is_missing(config: OffloadingConfig) -> None:
-    options = config.options
-    for name, asked in (
-        ("canonical_layout", options.canonical_layout),
-        ("self_describing_kv_events", options.self_describing_kv_events),
-    ):
-        if asked:
-            raise ConfigError(f"{WHERE}: {name} is not available in this version; leave it out")
+    if config.options.self_describing_kv_events:
+        raise ConfigError(
+            f"{WHERE}: self_describing_kv_events is not available in this version; leave it out"
+        )

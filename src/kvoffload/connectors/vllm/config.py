@@ -6,6 +6,7 @@ the same thing in different forms, so only what both have is used.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -25,8 +26,11 @@ from kvoffload.config.schema import (
 )
 from kvoffload.config.validate import check_divides_hash, resolve_blocks_per_chunk, resolve_hash_seed
 from kvoffload.connectors.vllm.identity import is_certain, model_revision
+from kvoffload.connectors.vllm.layers import layer_facts
 from kvoffload.errors import UnsupportedModelError
-from kvoffload.layout import direct
+from kvoffload.layout import canonical, direct
+from kvoffload.layout.geometry import ParallelSizes
+from kvoffload.layout.layouts import canonical_identity
 from kvoffload.spec.factory import OffloadingSpecFactory
 
 _FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -48,30 +52,19 @@ def build_offloading_config(vllm_config: Any, kv_cache_config: Any) -> Offloadin
     transfer = vllm_config.kv_transfer_config
     options, spec_options = OffloadingSpecFactory.parse_options(transfer.kv_connector_extra_config)
     _refuse_unsupported(vllm_config, kv_cache_config)
-    groups = _groups(kv_cache_config)
-    parallel = vllm_config.parallel_config
+    groups = _groups(vllm_config, kv_cache_config)
+    cache = _cache(vllm_config, options, groups)
+    portable = False
+    if options.canonical_layout:
+        groups, portable = _as_canonical(groups, cache.blocks_per_chunk, vllm_config.parallel_config)
     events = vllm_config.kv_events_config
     return OffloadingConfig(
         groups=groups,
         model=_model(vllm_config, kv_cache_config, options),
-        cache=_cache(vllm_config, options, groups),
-        parallel=OffloadingParallelConfig(
-            rank=parallel.rank,
-            world_size=parallel.world_size,
-            tp_size=parallel.tensor_parallel_size,
-            pp_size=parallel.pipeline_parallel_size,
-            pcp_size=parallel.prefill_context_parallel_size,
-            dcp_size=parallel.decode_context_parallel_size,
-            data_parallel_index=parallel.data_parallel_index,
-            data_parallel_size=parallel.data_parallel_size,
-            # The direct layout keeps every worker's bytes as they are: another parallel layout cannot read them.
-            is_parallelism_agnostic=False,
-        ),
-        layout=LayoutIdentity(
-            family=direct.FAMILY,
-            format_version=direct.FORMAT_VERSION,
-            engine_layout=str(kv_cache_config.kv_cache_layout or vllm_config.cache_config.kv_cache_layout),
-            engine_family="vllm/runner-v2" if vllm_config.use_v2_model_runner else "vllm/runner-v1",
+        cache=cache,
+        parallel=_parallel(vllm_config.parallel_config, portable=portable),
+        layout=_layout(
+            vllm_config, kv_cache_config, is_canonical=options.canonical_layout, portable=portable
         ),
         engine_id=transfer.engine_id,
         enable_kv_cache_events=events is not None and events.enable_kv_cache_events,
@@ -82,7 +75,51 @@ def build_offloading_config(vllm_config: Any, kv_cache_config: Any) -> Offloadin
     )
 
 
-def _groups(kv_cache_config: Any) -> tuple[OffloadingGroupConfig, ...]:
+def _parallel(parallel: Any, *, portable: bool) -> OffloadingParallelConfig:
+    return OffloadingParallelConfig(
+        rank=parallel.rank,
+        world_size=parallel.world_size,
+        tp_size=parallel.tensor_parallel_size,
+        pp_size=parallel.pipeline_parallel_size,
+        pcp_size=parallel.prefill_context_parallel_size,
+        dcp_size=parallel.decode_context_parallel_size,
+        data_parallel_index=parallel.data_parallel_index,
+        data_parallel_size=parallel.data_parallel_size,
+        is_parallelism_agnostic=portable,
+    )
+
+
+def _layout(vllm_config: Any, kv_cache_config: Any, *, is_canonical: bool, portable: bool) -> LayoutIdentity:
+    family = canonical if is_canonical else direct
+    # In certified layers the order in the device's memory leaves no trace in the bytes.
+    in_memory = str(kv_cache_config.kv_cache_layout or vllm_config.cache_config.kv_cache_layout)
+    return LayoutIdentity(
+        family=family.FAMILY,
+        format_version=family.FORMAT_VERSION,
+        engine_layout="any" if portable else in_memory,
+        engine_family="vllm/runner-v2" if vllm_config.use_v2_model_runner else "vllm/runner-v1",
+    )
+
+
+def _as_canonical(
+    groups: tuple[OffloadingGroupConfig, ...], blocks_per_chunk: int, parallel: Any
+) -> tuple[tuple[OffloadingGroupConfig, ...], bool]:
+    """The groups with what their canonical bytes mean, and whether all of them are readable under any parallel layout."""
+    sizes = ParallelSizes(
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.prefill_context_parallel_size,
+        parallel.decode_context_parallel_size,
+    )
+    found = [canonical_identity(group.layers, blocks_per_chunk, sizes) for group in groups]
+    described = (
+        dataclasses.replace(group, page_signature=identity.signature)
+        for group, identity in zip(groups, found, strict=True)
+    )
+    return tuple(described), all(identity.portable for identity in found)
+
+
+def _groups(vllm_config: Any, kv_cache_config: Any) -> tuple[OffloadingGroupConfig, ...]:
     (group,) = kv_cache_config.kv_cache_groups
     spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
     # The backing allocation holds the pages of all layers for all blocks: the one figure that workers and
@@ -93,6 +130,7 @@ def _groups(kv_cache_config: Any) -> tuple[OffloadingGroupConfig, ...]:
             group_id=0,
             tokens_per_block=spec.block_size,
             layer_names=tuple(group.layer_names),
+            layers=layer_facts(vllm_config, group.layer_names, group.kv_cache_spec),
             worker_kv_bytes_per_block=total_bytes // kv_cache_config.num_blocks,
             page_signature=(
                 f"{type(spec).__name__} block={spec.block_size} heads={spec.num_kv_heads} head_size={spec.head_size} "

@@ -47,6 +47,8 @@ class KvoffloadConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = ConnectorScheduler(self._spec, config)
             logger.info("kvoffload: %s", self._spec.describe())
+            for line in self._spec.report():
+                logger.info("kvoffload: %s", line)
             if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
                 logger.warning(
                     "kvoffload: kv_load_failure_policy is 'fail': if KV cannot be loaded, vLLM FAILS the request instead "

@@ -16,6 +16,7 @@ import numpy as np
 
 from kvoffload.config.schema import OffloadingConfig
 from kvoffload.connectors.vllm.guard import guarded
+from kvoffload.connectors.vllm.layers import seen_tensors
 from kvoffload.connectors.vllm.pages import group_pages
 from kvoffload.messages import NO_SLOT, CopyJob, JobOutcome, StepMessage, WorkerReport
 from kvoffload.spec.base import OffloadingSpec
@@ -51,6 +52,7 @@ class ConnectorWorker:
             group_pages(kv_caches, group.layer_names, self._num_blocks, group.worker_kv_bytes_per_block)
             for group in self._config.groups
         ]
+        self._spec.certify([seen_tensors(kv_caches, group.layer_names) for group in self._config.groups])
         self._worker = self._spec.make_worker(pages)
 
     def flush(self, message: StepMessage) -> None:

@@ -1,0 +1,62 @@
+"""What vLLM's own descriptions say about every layer's page, as facts that the layouts can judge. Unknown stays unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvoffload.config.pages import AttentionPage, LatentPage, LayerFacts, LayerPage
+from kvoffload.layout.certify import SeenTensor
+
+_AXES = "BHNC"
+"""vLLM's order of a logical page: blocks, heads, tokens, content (K and V of one token and head side by side)."""
+
+
+def layer_facts(vllm_config: Any, layer_names: Sequence[str], group_spec: Any) -> tuple[LayerFacts, ...]:
+    """The facts of a group's layers, in the order of `layer_names`.
+
+    Args:
+        vllm_config: vLLM's `VllmConfig`.
+        layer_names: As vLLM names them.
+        group_spec: The group's `kv_cache_spec`: one for all layers, or a wrapper with one for each.
+    """
+    own: Mapping[str, Any] = getattr(group_spec, "kv_cache_specs", {})
+    return tuple(_facts(vllm_config, name, own.get(name, group_spec)) for name in layer_names)
+
+
+def seen_tensors(kv_caches: Mapping[str, Any], layer_names: Sequence[str]) -> dict[str, SeenTensor]:
+    """How the registered tensors of these layers look; those with other dimensions than expected as plain bytes."""
+    return {name: _seen(kv_caches[name]) for name in layer_names if name in kv_caches}
+
+
+def _seen(tensor: Any) -> SeenTensor:
+    axes = _AXES if tensor.dim() == len(_AXES) else "?" * tensor.dim()
+    return SeenTensor(tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size(), axes)
+
+
+def _facts(vllm_config: Any, name: str, spec: Any) -> LayerFacts:
+    page = _page(vllm_config, spec)
+    return LayerFacts(name, page, rank_page_bytes=spec.page_size_bytes)
+
+
+def _page(vllm_config: Any, spec: Any) -> LayerPage | None:
+    kind = type(spec).__name__
+    if kind not in ("FullAttentionSpec", "MLAAttentionSpec") or spec.kv_quant_mode.name != "NONE":
+        return None
+    # Whatever packs other things into a page than K and V of its tokens is not known here.
+    if spec.num_head_slots is not None or spec.state_content_bytes is not None or spec.tokens_per_state != 1:
+        return None
+    item = spec.dtype.itemsize
+    if kind == "MLAAttentionSpec":
+        width = spec.head_size * item
+        return (
+            LatentPage((width,), spec.block_size) if spec.page_size_bytes == width * spec.block_size else None
+        )
+    parts = (spec.head_size * item, spec.head_size_v * item)
+    heads = int(vllm_config.model_config.get_total_num_kv_heads())
+    tp = vllm_config.parallel_config.tensor_parallel_size
+    if spec.num_kv_heads != max(1, heads // tp) or max(heads, tp) % min(heads, tp):
+        return None
+    if spec.page_size_bytes != spec.num_kv_heads * spec.block_size * sum(parts):
+        return None
+    return AttentionPage(heads, parts, spec.block_size)
