@@ -263,6 +263,17 @@ def test_a_damaged_record_begins_anew_and_promises_nothing_before_a_count(
     assert share.take(200) == 110
 
 
+def test_a_record_of_a_later_version_is_left_alone_and_promises_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store" / ".kvoffload" / "usage"
+    path.parent.mkdir(parents=True)
+    data = b'0123\n{"kind": "kvoffload usage", "version": 2, "anything": []}\n'
+    path.write_bytes(data)
+    share = UsageShare(make_file(tmp_path), "one", 1000, ManualClock())
+    with pytest.raises(OSError, match="later version"):
+        share.take(10)
+    assert path.read_bytes() == data
+
+
 def test_a_record_that_was_removed_under_a_writer_is_noticed(tmp_path: Path) -> None:
     disk = FaultyDisk()
     file = make_file(tmp_path, disk=disk)

@@ -13,6 +13,7 @@ it counts in the safe direction, until the next walk.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -24,6 +25,7 @@ from kvoffload.clock import Clock
 from kvoffload.layout.chunk_format import checksum
 from kvoffload.tiers.fs.disk import DiskIO
 
+_KIND, _VERSION = "kvoffload usage", 1
 _MAX_RECORD_BYTES = 1024**2
 _LOCK_TIMEOUT_S = 2.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0002, 0.01
@@ -63,8 +65,8 @@ class Usage:
         """As text, one line for the checksum and one for the values."""
         values = json.dumps(
             {
-                "kind": "kvoffload usage",
-                "version": 1,
+                "kind": _KIND,
+                "version": _VERSION,
                 "epoch": self.epoch,
                 "used_bytes": self.used_bytes,
                 "promised_total_bytes": self.promised_total_bytes,
@@ -78,6 +80,16 @@ class Usage:
         return checksum(values).hex().encode() + b"\n" + values + b"\n"
 
 
+def is_of_later_version(data: bytes) -> bool:
+    """Whether this is the record of a version of kvoffload that this one does not know."""
+    _, _, values = data.partition(b"\n")
+    try:
+        found = json.loads(values)
+        return bool(found["kind"] == _KIND and found["version"] > _VERSION)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
 def decode_usage(data: bytes) -> Usage | None:
     """The inverse of `Usage.encode`; None for anything else (an empty, torn or foreign file)."""
     digest, _, values = data.partition(b"\n")
@@ -86,7 +98,7 @@ def decode_usage(data: bytes) -> Usage | None:
         return None
     try:
         found = json.loads(values)
-        if (found["kind"], found["version"]) != ("kvoffload usage", 1):
+        if (found["kind"], found["version"]) != (_KIND, _VERSION):
             return None
         return Usage(
             epoch=str(found["epoch"]),
@@ -193,7 +205,15 @@ class UsageFile:
 
     def _read(self, fd: int) -> Usage | None:
         buffer = memoryview(bytearray(min(self._disk.fstat(fd).st_size, _MAX_RECORD_BYTES)))
-        return decode_usage(bytes(buffer[: self._disk.read_into(fd, [buffer])])) if buffer else None
+        if not buffer:
+            return None
+        data = bytes(buffer[: self._disk.read_into(fd, [buffer])])
+        if is_of_later_version(data):
+            # Beginning anew would forget what its writers were promised.
+            raise OSError(
+                errno.EPROTONOSUPPORT, "the usage record is of a later version of kvoffload", self._path
+            )
+        return decode_usage(data)
 
     def _fresh(self) -> Usage:
         self._epochs += 1
