@@ -264,3 +264,25 @@ def test_sizes_for_people_carry_the_exact_number(size: int) -> None:
     text = format_bytes(size)
     exact = text.partition("(")[2].removesuffix(" bytes)") or text.removesuffix(" bytes")
     assert int(exact) == size
+
+
+@pytest.mark.parametrize(
+    ("tiers", "told"),
+    [
+        ([{"root_dir": "/a"}, {"root_dir": "/b"}], "the same name 'fs'; give each tier a name of its own"),
+        ([{"root_dir": "/a"}, {"root_dir": "/a/", "name": "b"}], "the same root_dir '/a'"),
+        ([{"root_dir": "/a", "deadline_s": 0}], "deadline_s=0.0 must be above 0 seconds"),
+        ([{"root_dir": "/a", "deadline_s": float("nan")}], "deadline_s=nan must be above 0 seconds"),
+        ([{"root_dir": "/a", "max_store_bytes_in_flight": 0}], "must be at least 1"),
+        ([{"root_dir": "/a", "failures_to_open": 0}], "must be at least 1"),
+        ([{"root_dir": "/a", "max_retries": -1}], "max_retries=-1 must be 0 to 100"),
+    ],
+)
+def test_tiers_that_contradict_each_other_or_themselves_are_refused(
+    tiers: list[dict[str, Any]], told: str
+) -> None:
+    from kvoffload.tiers.factory import parse_tiers
+
+    with pytest.raises(ConfigError, match=told.replace(".", r"\.")) as error:
+        parse_tiers([{"type": "fs", **tier} for tier in tiers])
+    assert str(error.value).count("secondary_tiers[") in (1, 2)

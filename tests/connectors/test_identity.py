@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.clock import ManualClock
 from kvoffload.connectors.vllm.identity import AdapterIdentities, content_digest, is_certain, model_revision
 
 MEGABYTE = 1 << 20
@@ -60,17 +61,42 @@ def test_a_model_that_is_known_by_its_name_alone_is_not_certain(tmp_path: Path) 
     assert not is_certain(model_revision("nobody/has-this-model", None))
 
 
-def test_an_adapter_that_was_replaced_in_its_place_has_other_keys(tmp_path: Path) -> None:
-    adapters = AdapterIdentities()
+def test_a_directory_without_weights_is_not_certain(tmp_path: Path) -> None:
+    model = _make(tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    (model / "model.tensors").write_bytes(b"streamed from elsewhere")
+    assert not is_certain(model_revision(str(model), None))
+
+
+def _salt(adapters: AdapterIdentities, clock: ManualClock, adapter_id: int, path: Path) -> bytes | None:
+    """What is said when the thread has looked again."""
+    clock.advance(10)
+    adapters.salt_of(adapter_id, str(path))
+    adapters._thread.submit(lambda: None).result()
+    return adapters.salt_of(adapter_id, str(path))
+
+
+def test_an_adapter_that_was_replaced_in_its_place_has_other_keys_under_a_new_id_and_none_under_the_old(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    adapters = AdapterIdentities(clock)
     adapter = _make(tmp_path / "adapter", MEGABYTE)
-    first = adapters.salt_of(str(adapter))
+    assert adapters.salt_of(1, str(adapter)) is None, "it waited for the files"
+    first = _salt(adapters, clock, 1, adapter)
     assert first
-    assert adapters.salt_of(str(adapter)) == first
+    assert _salt(adapters, clock, 1, adapter) == first
     (adapter / "model.safetensors").write_bytes(os.urandom(MEGABYTE))
-    assert adapters.salt_of(str(adapter)) not in (None, first)
+    # Time stamps of files are coarser than this test is quick.
+    os.utime(adapter / "model.safetensors", (1, 1))
+    assert _salt(adapters, clock, 1, adapter) is None
+    assert _salt(adapters, clock, 1, adapter) is None
+    assert _salt(adapters, clock, 2, adapter) not in (None, first)
 
 
 def test_an_adapter_that_cannot_be_seen_has_no_identity(tmp_path: Path) -> None:
-    assert AdapterIdentities().salt_of(str(tmp_path / "nowhere")) is None
+    clock = ManualClock()
+    adapters = AdapterIdentities(clock)
+    assert _salt(adapters, clock, 1, tmp_path / "nowhere") is None
     (tmp_path / "empty").mkdir()
-    assert AdapterIdentities().salt_of(str(tmp_path / "empty")) is None
+    assert _salt(adapters, clock, 2, tmp_path / "empty") is None

@@ -6,10 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvoffload.cli.serve_options import TIERING_SPEC
 from kvoffload.config.units import parse_bytes
 from kvoffload.errors import ConfigError
-
-_SPEC_NAME = "TieringOffloadingSpec"
 
 
 def parse_fs(texts: Sequence[str]) -> list[dict[str, object]]:
@@ -26,7 +25,7 @@ def parse_fs(texts: Sequence[str]) -> list[dict[str, object]]:
 
 def tier_switches(tiers: Sequence[dict[str, object]]) -> dict[str, object]:
     """The options that make an engine use these tiers; none if there are none."""
-    return {"spec_name": _SPEC_NAME, "secondary_tiers": list(tiers)} if tiers else {}
+    return {"spec_name": TIERING_SPEC, "secondary_tiers": list(tiers)} if tiers else {}
 
 
 def make_directories(tiers: Sequence[dict[str, object]]) -> None:

@@ -13,6 +13,7 @@ from kvoffload.policies.factory import EVICTION_POLICIES
 from kvoffload.spec.factory import OffloadingSpecFactory
 
 _DEFAULT_HASH_ALGORITHM = "sha256"
+TIERING_SPEC = "TieringOffloadingSpec"
 
 
 def parse_assignments(assignments: Sequence[str], taken: Mapping[str, str]) -> dict[str, object]:
@@ -47,6 +48,8 @@ def check_options(options: Mapping[str, object], environment: Mapping[str, str])
         ConfigError: what the connector itself would refuse later, when the model is already loaded.
     """
     checked = dict(options)
+    if "secondary_tiers" in checked:
+        checked.setdefault("spec_name", TIERING_SPEC)
     seed = environment.get("PYTHONHASHSEED")
     if seed is not None:
         checked.setdefault("hash_seed", seed)

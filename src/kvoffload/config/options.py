@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvoffload.config.units import parse_bytes
+from kvoffload.errors import ConfigError
+
+MAX_WAIT_S = 86_400.0 * 365
+MAX_RETRIES = 100
 
 
 def _size(default: str | None = None) -> Any:
@@ -29,6 +33,21 @@ class LaneOptions:
     max_store_bytes_in_flight: int = _size("256MiB")
     batch_bytes: int = _size("32MiB")
     """Stores are handed over in jobs of about this size."""
+    max_retries: int = 2
+    """How often a chunk that the tier failed with is tried again, after a short, growing, jittered pause."""
+
+    def __post_init__(self) -> None:
+        for name in ("deadline_s", "retry_after_s"):
+            # Written so that "not a number" fails too.
+            if not 0 < getattr(self, name) <= MAX_WAIT_S:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} must be above 0 seconds and at most {MAX_WAIT_S:.0f}"
+                )
+        for name in ("failures_to_open", "max_queued_bytes", "max_store_bytes_in_flight", "batch_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.max_retries <= MAX_RETRIES:
+            raise ConfigError(f"max_retries={self.max_retries} must be 0 to {MAX_RETRIES}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,13 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from kvoffload.config.options import OffloadingOptions
+from kvoffload.config.options import MAX_WAIT_S, OffloadingOptions
 from kvoffload.errors import ConfigError
 
 T = TypeVar("T")
 
 WHERE = "kv_connector_extra_config"
 LOAD_POLICIES = ("always", "never", "auto")
-MAX_WAIT_S = 86_400.0 * 365
 _SPEC_OPTIONS_KEY = "spec_options"
 
 
@@ -52,7 +51,15 @@ def parse_dataclass(cls: type[T], raw: Mapping[str, object], where: str) -> T:
         name: _parse_value(fields[name], hints[name], value, f"{where}: {name}")
         for name, value in raw.items()
     }
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(error_with_place(where, str(error))) from None
+
+
+def error_with_place(where: str, text: str) -> str:
+    """The message of a dataclass that found a value out of range, with where it comes from, once."""
+    return text if text.startswith(where) else f"{where}: {text}"
 
 
 def _unknown_message(unknown: list[str], valid: list[str], where: str) -> str:

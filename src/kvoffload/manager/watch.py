@@ -37,6 +37,10 @@ class TierWatch:
             self._recorder.set(
                 m.TIER_OPEN, int(lane.breaker.state is not BreakerState.CLOSED), tier=lane.name
             )
+            meter = lane.load_meter
+            if meter.bytes_per_s is not None and meter.latency_s is not None:
+                self._recorder.set(m.TIER_LOAD_BYTES_PER_SECOND, round(meter.bytes_per_s), tier=lane.name)
+                self._recorder.set(m.TIER_LOAD_LATENCY_SECONDS, round(meter.latency_s, 6), tier=lane.name)
             for event, total in stats.counters.items():
                 before = self._seen.get((lane.name, event), 0)
                 self._recorder.count(m.TIER_EVENTS, max(0, total - before), tier=lane.name, event=event)

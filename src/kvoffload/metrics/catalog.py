@@ -69,6 +69,14 @@ TIER_STORED_BYTES = _gauge(
     "tier_stored_bytes", "Bytes that a tier holds, as far as this process knows", "tier"
 )
 TIER_OPEN = _gauge("tier_open", "1 while a tier's circuit breaker keeps requests away from it", "tier")
+TIER_LOAD_BYTES_PER_SECOND = _gauge(
+    "tier_load_bytes_per_second",
+    "Measured rate of loads from a tier (what `load_policy: auto` decides by)",
+    "tier",
+)
+TIER_LOAD_LATENCY_SECONDS = _gauge(
+    "tier_load_latency_seconds", "The least time that a load from a tier was measured to take", "tier"
+)
 CASCADE_DROPPED_CHUNKS = _counter(
     "cascade_dropped_chunks",
     "Chunks not handed to a tier because it was under pressure or switched off",

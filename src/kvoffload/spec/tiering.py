@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 from kvoffload.clock import Clock
 from kvoffload.config.options import TierOptions
@@ -18,6 +19,7 @@ from kvoffload.metrics.recorder import Recorder
 from kvoffload.spec.cpu import CPUOffloadingSpec
 from kvoffload.tiers.base import Tier, TierContext
 from kvoffload.tiers.factory import open_tier
+from kvoffload.tiers.wrappers.retrying import RetryConfig, RetryingTier
 from kvoffload.types import SlotId
 
 
@@ -44,7 +46,9 @@ class TieringOffloadingSpec(CPUOffloadingSpec):
         self._region = SharedOffloadRegion.attach(self.region_spec, self.config.options.join_timeout_s)
         strides = tuple(area.row_stride_bytes for area in self._plan.groups)
         context = TierContext(namespace=namespace_of(self.config), row_bytes=strides)
-        lanes = tuple(self._open_lane(options, context) for options in self.config.options.secondary_tiers)
+        lanes = tuple(
+            self._open_lane(options, context, clock) for options in self.config.options.secondary_tiers
+        )
         staging = StagingConfig(
             load_policy=LoadPolicy(self.config.options.load_policy),
             deadline_s=self.config.options.promotion_deadline_s,
@@ -53,8 +57,17 @@ class TieringOffloadingSpec(CPUOffloadingSpec):
 
     def describe(self) -> str:
         """See OffloadingSpec."""
-        tiers = ", ".join(f"{tier.name} ({tier.describe()})" for tier in self._tiers)
+        tiers = ", ".join(f"{tier.name} ({tier.describe()}{self._tokens_text(tier)})" for tier in self._tiers)
         return f"{super().describe()}; below it: {tiers}; load policy {self.config.options.load_policy}"
+
+    def _tokens_text(self, tier: Tier) -> str:
+        """About how many tokens fit into a tier, if all of it is this engine's."""
+        capacity = tier.stats().capacity_bytes
+        if capacity is None:
+            return ""
+        strides = [area.row_stride_bytes for area in self._plan.groups]
+        tokens = min(self.config.tokens_per_chunk(index) for index in range(len(strides)))
+        return f", about {capacity // sum(strides) * tokens} tokens"
 
     def close(self) -> None:
         """See OffloadingSpec."""
@@ -63,8 +76,10 @@ class TieringOffloadingSpec(CPUOffloadingSpec):
         self._tiers.clear()
         super().close()
 
-    def _open_lane(self, options: TierOptions, context: TierContext) -> TierLane:
+    def _open_lane(self, options: TierOptions, context: TierContext, clock: Clock) -> TierLane:
         tier = open_tier(options, context)
+        if options.lane.max_retries:
+            tier = RetryingTier(tier, RetryConfig(options.lane.max_retries), clock, random.Random())  # noqa: S311 - jitter
         self._tiers.append(tier)
         # What waits for a tier keeps its place in the host: all lanes together never hold more than half of it.
         share = self._plan.total_bytes // (4 * len(self.config.options.secondary_tiers))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvoffload.config.options import LaneOptions, TierOptions
@@ -31,7 +32,26 @@ def parse_tiers(raw: object) -> tuple[TierOptions, ...]:
         raise ConfigError(
             f"{WHERE}: secondary_tiers={raw!r} must be a list like [{{'type': 'fs', 'root_dir': '/kv'}}]"
         )
-    return tuple(_parse_tier(entry, f"{WHERE}: secondary_tiers[{index}]") for index, entry in enumerate(raw))
+    tiers = tuple(_parse_tier(entry, f"{WHERE}: secondary_tiers[{index}]") for index, entry in enumerate(raw))
+    _check_distinct(tiers, "name", "give each tier a name of its own")
+    _check_distinct(tiers, "root_dir", "give each tier a directory of its own")
+    return tiers
+
+
+def _check_distinct(tiers: Sequence[TierOptions], field: str, remedy: str) -> None:
+    """Two tiers of one name would be taken for one; two of one directory would count its bytes twice."""
+    first: dict[str, int] = {}
+    for index, tier in enumerate(tiers):
+        value = getattr(tier.own, field, None)
+        if value is None:
+            continue
+        if field == "root_dir":
+            value = os.path.realpath(os.path.expanduser(value))  # noqa: PTH111
+        before = first.setdefault(value, index)
+        if before != index:
+            raise ConfigError(
+                f"{WHERE}: secondary_tiers[{before}] and secondary_tiers[{index}] have the same {field} {value!r}; {remedy}"
+            )
 
 
 def _parse_tier(raw: object, where: str) -> TierOptions:

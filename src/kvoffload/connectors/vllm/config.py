@@ -38,6 +38,24 @@ _FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 state elsewhere or drop blocks, so the names are compared, not the ancestry."""
 
 
+_LOCAL_FORMATS = frozenset(
+    (
+        "auto",
+        "hf",
+        "safetensors",
+        "fastsafetensors",
+        "pt",
+        "npcache",
+        "mistral",
+        "gguf",
+        "bitsandbytes",
+        "sharded_state",
+        "dummy",
+    )
+)
+"""Formats whose weights are the files of the model; others are streamed from a place that says nothing of its contents."""
+
+
 def build_offloading_config(vllm_config: Any, kv_cache_config: Any) -> OffloadingConfig:
     """Translate vLLM's configuration.
 
@@ -161,10 +179,13 @@ def _revision(vllm_config: Any, options: OffloadingOptions) -> str:
         return f"declared:{options.model_identity}"
     model = vllm_config.model_config
     revision = model_revision(model.model, model.revision, vllm_config.load_config.download_dir)
-    if options.secondary_tiers and not is_certain(revision):
+    load_format = str(
+        getattr(vllm_config.load_config.load_format, "value", vllm_config.load_config.load_format)
+    )
+    if options.secondary_tiers and not (is_certain(revision) and load_format in _LOCAL_FORMATS):
         raise UnsupportedModelError(
-            f"kvoffload: which weights of {model.model} were loaded cannot be told (neither a local directory nor a commit in "
-            "the local cache), so KV in secondary_tiers could later be served to other weights; set model_identity to a "
+            f"kvoffload: which weights of {model.model} were loaded cannot be told (load format {load_format}: neither "
+            "local weights nor a commit in the local cache that they come from), so KV in secondary_tiers could later be served to other weights; set model_identity to a "
             "text that changes whenever the weights do, or leave the secondary tiers out"
         )
     return revision
@@ -181,9 +202,11 @@ def _weights_identity(vllm_config: Any) -> str:
     text = json.dumps(settings, sort_keys=True, default=str)
     load_format = str(vllm_config.load_config.load_format)
     seed = f" seed={model.seed}" if load_format == "dummy" else ""
+    # Which of LongRoPE's factors are used depends on how long requests may be.
+    length = f" max_model_len={model.max_model_len}" if "longrope" in text.lower() else ""
     return (
         f"config={hashlib.sha256(text.encode()).hexdigest()[:16]} quantization={model.quantization} "
-        f"dtype={_dtype_name(model.dtype)} load_format={load_format}{seed}"
+        f"dtype={_dtype_name(model.dtype)} load_format={load_format}{seed}{length}"
     )
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from kvoffload.clock import Clock
 
 _SAMPLE_BYTES = 4096
 _MAX_SAMPLES = 1024
@@ -12,6 +16,7 @@ _MAX_SAMPLES = 1024
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _CONFIG_NAMES = ("config.json", "adapter_config.json")
 _UNCERTAIN = "revision:"
+_ADAPTER_CHECK_S = 5.0
 
 
 def model_revision(model: str, revision: str | None, download_dir: str | None = None) -> str:
@@ -29,8 +34,11 @@ def model_revision(model: str, revision: str | None, download_dir: str | None = 
         the revision as given (see `is_certain`).
     """
     path = Path(model)
-    if path.exists():
+    if path.exists() and any(item.suffix in _WEIGHT_SUFFIXES for item in _files_of(path)):
         return f"content:{content_digest(path)}"
+    if path.exists():
+        # Loaders that stream weights from elsewhere leave a directory with the configuration alone.
+        return f"{_UNCERTAIN}{content_digest(path)}"
     commit = _cached_commit(model, revision, download_dir)
     return f"commit:{commit}" if commit else f"{_UNCERTAIN}{revision or 'main'}"
 
@@ -40,30 +48,64 @@ def is_certain(revision: str) -> bool:
     return not revision.startswith(_UNCERTAIN)
 
 
+@dataclass(slots=True)
+class _Adapter:
+    signature: tuple[object, ...] | None = None
+    salt: bytes | None = None
+    """None: not known yet, or its files cannot be seen, or were changed after the engine had loaded them."""
+    checked_s: float = float("-inf")
+    is_lost: bool = False
+
+
 class AdapterIdentities:
-    """What tells the KV of an adapter from that of another one which later lies under the same name and path."""
+    """What tells the KV of an adapter from that of another one which later lies under the same name and path.
 
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[tuple[object, ...], bytes]] = {}
+    The files are read by a thread: an adapter on a file system that hangs must not stop the engine's scheduler.
 
-    def salt_of(self, path: str) -> bytes | None:
-        """Goes into the keys of the adapter's requests: 16 bytes; None if its files cannot be seen from here."""
-        root = Path(path)
-        try:
-            signature = tuple(
-                (item.name, found.st_ino, found.st_mtime_ns, found.st_size)
-                for item in _files_of(root)
-                if (found := item.stat())
-            )
-            if not signature:
-                return None
-            before, salt = self._known.get(path, ((), b""))
-            if before != signature:
-                salt = bytes.fromhex(content_digest(root))
-                self._known[path] = (signature, salt)
-        except OSError:
-            return None
-        return salt
+    Args:
+        clock: For how often the files are looked at.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: dict[tuple[int, str], _Adapter] = {}
+        self._thread = ThreadPoolExecutor(1, "kvoffload-adapters")
+
+    def salt_of(self, adapter_id: int, path: str) -> bytes | None:
+        """Goes into the keys of the adapter's requests: 16 bytes; never waits.
+
+        The engine keeps an adapter under its id once it was loaded. If its files change under that id, nobody can tell
+        which of them it has: None from then on, as long as the id lives.
+        """
+        adapter = self._known.setdefault((adapter_id, path), _Adapter())
+        now_s = self._clock.now_s()
+        if now_s - adapter.checked_s >= _ADAPTER_CHECK_S:
+            adapter.checked_s = now_s
+            self._thread.submit(_look_at, adapter, Path(path))
+        return adapter.salt
+
+    def close(self) -> None:
+        """End the thread, unless it hangs."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _look_at(adapter: _Adapter, root: Path) -> None:
+    if adapter.is_lost:
+        return
+    try:
+        signature = tuple(
+            (item.name, found.st_ino, found.st_mtime_ns, found.st_size)
+            for item in _files_of(root)
+            if (found := item.stat())
+        )
+        has_weights = any(item.suffix in _WEIGHT_SUFFIXES for item in _files_of(root))
+        if adapter.signature is None and has_weights:
+            adapter.signature = signature
+            adapter.salt = bytes.fromhex(content_digest(root))
+    except OSError:
+        signature = ()
+    if adapter.signature is not None and adapter.signature != signature:
+        adapter.salt, adapter.is_lost = None, True
 
 
 def content_digest(path: Path) -> str:

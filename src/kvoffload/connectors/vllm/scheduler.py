@@ -52,8 +52,7 @@ class ConnectorScheduler:
         # Loads that vLLM has been promised and no message has carried yet, as jobs that fail.
         self._promised: list[CopyJob] = []
         self._warned_params = False
-        self._adapters = AdapterIdentities()
-        self._outlives_engine = bool(config.options.secondary_tiers)
+        self._adapters = AdapterIdentities(MonotonicClock())
 
     @guarded(lambda: None)
     def add_request(self, request: Any) -> None:
@@ -144,6 +143,7 @@ class ConnectorScheduler:
 
     def shutdown(self, drain_timeout_s: float) -> None:
         """Give the tiers below time to take what is queued, within a bound."""
+        self._adapters.close()
         deadline_s = time.monotonic() + drain_timeout_s
         while self._go_on() and time.monotonic() < deadline_s:
             time.sleep(_DRAIN_PAUSE_S)
@@ -198,10 +198,11 @@ class ConnectorScheduler:
         """What vLLM leaves out of its hashes of an adapter (name and path). None: keep nothing of this request."""
         if request.lora_request is None:
             return b""
-        salt = self._adapters.salt_of(request.lora_request.lora_path)
-        if salt is None and self._outlives_engine:
+        adapter = request.lora_request
+        if adapter.load_inplace:
+            # Other weights under the same id, from now on.
             return None
-        return salt or b""
+        return self._adapters.salt_of(adapter.lora_int_id, adapter.lora_path)
 
     def _limits(self, request: Any) -> RequestLimits:
         if request.resumable:
