@@ -49,7 +49,7 @@ def make_llama(root: Path) -> TinyModel:
 
 
 def make_gemma3(root: Path) -> TinyModel:
-    """Sliding windows beside full attention: several cache groups, which this version refuses."""
+    """Sliding windows beside full attention: three cache groups that lie over each other in the same storage."""
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
@@ -65,10 +65,11 @@ def make_gemma3(root: Path) -> TinyModel:
         head_dim=64,
         vocab_size=VOCAB,
         max_position_embeddings=MAX_POSITIONS,
+        initializer_range=0.08,
     )
     path = root / "tiny-gemma3"
-    Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
-    return TinyModel(str(path), tokens_per_block=128, dtype="bfloat16", layers=6)
+    Gemma3ForCausalLM(config).to(torch.float32).save_pretrained(path)
+    return TinyModel(str(path), tokens_per_block=128, dtype="float32", layers=6)
 
 
 MAKERS: dict[str, Callable[[Path], TinyModel]] = {

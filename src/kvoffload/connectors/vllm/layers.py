@@ -36,7 +36,7 @@ def _seen(tensor: Any) -> SeenTensor:
 
 def _facts(vllm_config: Any, name: str, spec: Any) -> LayerFacts:
     page = _page(vllm_config, spec)
-    return LayerFacts(name, page, rank_page_bytes=spec.page_size_bytes)
+    return LayerFacts(name, page, rank_page_bytes=spec.real_page_size_bytes)
 
 
 def _page(vllm_config: Any, spec: Any) -> LayerPage | None:
