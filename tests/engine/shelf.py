@@ -28,6 +28,9 @@ HOST_BYTES = "64MiB"
 TRANSFER_TIMEOUT_S = 6.0
 
 
+GROUPS_STEPS = {"max_num_batched_tokens": 512}
+
+
 class Shelf:
     """Makes models and engines when they are first asked for."""
 
@@ -305,7 +308,7 @@ def _groups_kind(name: str, **options: Any) -> Callable[[Shelf, Path], Subject]:
         folder,
         kind=name,
         blocks=GROUPS_BLOCKS,
-        engine_args={"max_num_batched_tokens": 512},
+        engine_args=GROUPS_STEPS,
         **options,
     )
 
@@ -343,6 +346,8 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         connector={"kv_connector_module_path": None, "kv_load_failure_policy": None},
     ),
     "tp2": _kind("tp2", tp=2),
+    "gemma3-faults": _kind("gemma3-faults", model="gemma3", blocks=GROUPS_BLOCKS, engine_args=GROUPS_STEPS),
+    "lfm2-faults": _kind("lfm2-faults", model="lfm2", blocks=GROUPS_BLOCKS, engine_args=GROUPS_STEPS),
     "gemma3": _groups_kind("gemma3", model="gemma3"),
     "gemma3-tp2": _groups_kind("gemma3-tp2", model="gemma3", tp=2),
     "lfm2": _groups_kind("lfm2", model="lfm2"),

@@ -5,6 +5,7 @@ Part of the manager: no I/O, no threads, time is an argument. See docs/design/00
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -248,14 +249,14 @@ class Staging:
             )
 
     def _start_slices(self, req_id: RequestId, promotion: Promotion, now_s: float) -> None:
-        """Hand one slice over to each tier: a long prompt must not stop the scheduler while its jobs are made."""
-        begun: set[str] = set()
+        """Hand about a slice over to each tier: a long prompt must not stop the scheduler while its jobs are made."""
+        begun: Counter[str] = Counter()
         waiting, promotion.rest = promotion.rest, []
         for number, part in enumerate(waiting):
-            if part.lane.name in begun:
+            if begun[part.lane.name] >= self._config.slice_chunks:
                 promotion.rest.append(part)
                 continue
-            begun.add(part.lane.name)
+            begun[part.lane.name] += len(part.pairs)
             chunks = [HostChunk(part.group, key, slot) for key, slot in part.pairs]
             job_id = part.lane.start_load(chunks, now_s)
             if job_id is None:
