@@ -21,9 +21,14 @@ from tiny_models import MAKERS, TinyModel
 
 BLOCKS = 21
 """Small on purpose: 20 blocks of 128 tokens, since the engine keeps one for itself. Two prompts of 1,100 tokens fit."""
-BASELINE_BLOCKS = {"llama": 120}
+BASELINE_BLOCKS = {"llama": 120, "gemma3": 160, "lfm2": 160, "qwen3-next": 160}
+GROUPS_BLOCKS = 37
+"""For models with several groups, which share the blocks: one prompt of 1,100 tokens fits, and its windows or states."""
 HOST_BYTES = "64MiB"
 TRANSFER_TIMEOUT_S = 6.0
+
+
+GROUPS_STEPS = {"max_num_batched_tokens": 512}
 
 
 class Shelf:
@@ -296,6 +301,18 @@ def _kind(name: str, **options: Any) -> Callable[[Shelf, Path], Subject]:
     return lambda shelf, folder: Subject(shelf, folder, kind=name, **options)
 
 
+def _groups_kind(name: str, **options: Any) -> Callable[[Shelf, Path], Subject]:
+    """A model with several groups over a directory. Several steps a prompt: windows move, and states are left behind."""
+    return lambda shelf, folder: FsSubject(
+        shelf,
+        folder,
+        kind=name,
+        blocks=GROUPS_BLOCKS,
+        engine_args=GROUPS_STEPS,
+        **options,
+    )
+
+
 KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
     "tp1": _kind("tp1"),
     "async": _kind("async", force_async_scheduling=True),
@@ -329,6 +346,14 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         connector={"kv_connector_module_path": None, "kv_load_failure_policy": None},
     ),
     "tp2": _kind("tp2", tp=2),
+    "gemma3-faults": _kind("gemma3-faults", model="gemma3", blocks=GROUPS_BLOCKS, engine_args=GROUPS_STEPS),
+    "lfm2-faults": _kind("lfm2-faults", model="lfm2", blocks=GROUPS_BLOCKS, engine_args=GROUPS_STEPS),
+    "gemma3": _groups_kind("gemma3", model="gemma3"),
+    "gemma3-tp2": _groups_kind("gemma3-tp2", model="gemma3", tp=2),
+    "lfm2": _groups_kind("lfm2", model="lfm2"),
+    "lfm2-tp2": _groups_kind("lfm2-tp2", model="lfm2", tp=2),
+    "qwen3-next": _groups_kind("qwen3-next", model="qwen3-next"),
+    "qwen3-next-tp2": _groups_kind("qwen3-next-tp2", model="qwen3-next", tp=2),
     "fs": lambda shelf, folder: FsSubject(shelf, folder, kind="fs"),
     "fs-canonical": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-canonical", canonical=True),
     "fs-tp2": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-tp2", tp=2),

@@ -6,6 +6,7 @@ cache, and then "equal outputs" proves nothing (see the negative control in `tes
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def make_llama(root: Path) -> TinyModel:
 
 
 def make_gemma3(root: Path) -> TinyModel:
-    """Sliding windows beside full attention: several cache groups, which this version refuses."""
+    """Sliding windows beside full attention: three cache groups that lie over each other in the same storage."""
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
@@ -65,15 +66,92 @@ def make_gemma3(root: Path) -> TinyModel:
         head_dim=64,
         vocab_size=VOCAB,
         max_position_embeddings=MAX_POSITIONS,
+        initializer_range=0.08,
     )
     path = root / "tiny-gemma3"
-    Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
-    return TinyModel(str(path), tokens_per_block=128, dtype="bfloat16", layers=6)
+    Gemma3ForCausalLM(config).to(torch.float32).save_pretrained(path)
+    return TinyModel(str(path), tokens_per_block=128, dtype="float32", layers=6)
+
+
+def make_lfm2(root: Path) -> TinyModel:
+    """Short convolutions (a recurrent state) beside full attention."""
+    import torch
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    torch.manual_seed(23)
+    config = Lfm2Config(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        layer_types=["conv", "conv", "full_attention"] * 2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        block_ff_dim=512,
+        block_auto_adjust_ff_dim=False,
+        vocab_size=VOCAB,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=0.08,
+    )
+    path = root / "tiny-lfm2"
+    Lfm2ForCausalLM(config).to(torch.float32).save_pretrained(path)
+    # The engine reads these beside what transformers writes.
+    _add_to_config(
+        path,
+        conv_dim=256,
+        conv_dim_out=256,
+        block_dim=256,
+        block_ff_dim=512,
+        block_mlp_init_scale=1.0,
+        block_out_init_scale=1.0,
+        block_use_swiglu=True,
+        block_auto_adjust_ff_dim=False,
+        block_ffn_dim_multiplier=1.0,
+        block_multiple_of=256,
+        conv_use_xavier_init=True,
+    )
+    return TinyModel(str(path), tokens_per_block=128, dtype="float32", layers=6)
+
+
+def make_qwen3_next(root: Path) -> TinyModel:
+    """Gated delta nets (a convolution state and a matrix) beside full attention; the engine's kernels need bfloat16."""
+    import torch
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    torch.manual_seed(24)
+    config = Qwen3NextConfig(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=128,
+        vocab_size=VOCAB,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=0.08,
+    )
+    path = root / "tiny-qwen3-next"
+    Qwen3NextForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    return TinyModel(str(path), tokens_per_block=256, dtype="bfloat16", layers=4)
+
+
+def _add_to_config(path: Path, **fields: object) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
 MAKERS: dict[str, Callable[[Path], TinyModel]] = {
     "llama": make_llama,
     "gemma3": make_gemma3,
+    "lfm2": make_lfm2,
+    "qwen3-next": make_qwen3_next,
 }
 
 

@@ -74,6 +74,8 @@ NO_MEANING: dict[str, Change] = {
     "parallel.data_parallel_index": within("parallel", data_parallel_index=3),
     "parallel.data_parallel_size": within("parallel", data_parallel_size=4),
     "cache.prefix_caching": within("cache", prefix_caching=False),
+    "cache.boundary_unit_tokens": within("cache", boundary_unit_tokens=64),
+    "group.reach_tokens": group(reach_tokens=255),
     "options.cpu_bytes_to_use": within("options", cpu_bytes_to_use=2**30),
     "options.eviction_policy": within("options", eviction_policy="arc"),
     "options.store_threshold": within("options", store_threshold=2),
@@ -86,6 +88,7 @@ FOLLOWS_FROM_OTHERS = {
     "canonical_layout",
     # What it says of the bytes stands in `page_signature`.
     "group.layers",
+    "group.is_state",
     # The product of the sizes.
     "parallel.world_size",
 }

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvoffload.keys.offload_key import OffloadKey, make_offload_key
+from kvoffload.keys.offload_key import make_offload_key
 from kvoffload.manager.load_plan import chunk_range, plan_load
-from kvoffload.manager.prefix import PrefixHit, longest_prefix, usable_tokens
 from kvoffload.manager.request import GroupGeometry, GroupState, RequestInfo, RequestState
 from kvoffload.manager.store_plan import plan_store, storable_chunks, storable_tokens
 from kvoffload.messages import NO_SLOT
@@ -151,49 +150,6 @@ def test_a_store_pairs_every_block_of_a_chunk_with_its_place(
 # -- what can be loaded ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.integers(1, 6), st.lists(st.booleans(), max_size=8), st.integers(0, 40), st.booleans())
-def test_a_prefix_reaches_to_the_first_chunk_that_is_not_there(
-    span: int, there: list[bool], computed: int, pending: bool
-) -> None:
-    keys = [OffloadKey(b"%08d" % i) for i in range(len(there))]
-
-    def lookup(asked: list[OffloadKey]) -> tuple[int, bool]:
-        reach = next((i for i, name in enumerate(asked) if not there[int(name)]), len(asked))
-        return reach, pending
-
-    hit = longest_prefix(keys, span, computed, lookup)
-    assert hit.pending == pending
-    boundary = hit.boundary_tokens
-    for token in range(computed, boundary):
-        assert there[token // span]
-    past = boundary // span
-    if past >= computed // span:
-        assert past >= len(there) or not there[past] or boundary <= computed
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.integers(0, 60), min_size=1, max_size=3),
-    st.integers(0, 40),
-    st.one_of(st.none(), st.integers(0, 60)),
-    st.integers(1, 12),
-)
-def test_usable_tokens_end_on_the_largest_edge_that_every_group_and_the_request_allow(
-    boundaries: list[int], computed: int, limit: int | None, unit: int
-) -> None:
-    hits = [PrefixHit(boundary, pending=False) for boundary in boundaries]
-    tokens = usable_tokens(hits, computed, limit, unit)
-    candidates = [
-        edge - computed
-        for edge in range(0, 200, unit)
-        if edge >= computed
-        and all(edge <= boundary for boundary in boundaries)
-        and (limit is None or edge - computed <= limit)
-    ]
-    assert tokens == max(candidates, default=0)
-
-
 @settings(max_examples=200, deadline=None)
 @given(geometries(), st.data())
 def test_a_load_fills_exactly_the_blocks_of_its_tokens(geometry: GroupGeometry, data: st.DataObject) -> None:
@@ -202,7 +158,7 @@ def test_a_load_fills_exactly_the_blocks_of_its_tokens(geometry: GroupGeometry, 
     last = data.draw(st.integers(first + 1, 12))
     tokens = range(first * per_block, last * per_block)
     state = state_of(geometry, 12)
-    chunks = chunk_range(state, tokens.start, tokens.stop)
+    chunks = chunk_range(state.geometry, tokens)
     assert {token // geometry.tokens_per_chunk for token in tokens} == set(chunks)
     slots = [SlotId(chunk + 70) if data.draw(st.booleans()) else None for chunk in chunks]
     blocks = [BlockId(200 + i) for i in range(last + data.draw(st.integers(0, 2)))]

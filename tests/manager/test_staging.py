@@ -14,6 +14,7 @@ from kvoffload.manager.estimates import PrefillMeter
 from kvoffload.manager.health import BreakerState
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.lane import TierLane
+from kvoffload.manager.request import GroupGeometry
 from kvoffload.manager.staging import LoadPolicy, Staging, StagingConfig, Want
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
@@ -65,7 +66,7 @@ class Bench:
 
     def fetch(self, req_id: RequestId, wanted: list[OffloadKey]) -> bool:
         missing = wanted[self.host.lookup_prefix(wanted)[0] :]
-        waiting = self.staging.fetch(req_id, [Want(0, missing, 16, ROW)], self.now_s)
+        waiting = self.staging.fetch(req_id, [Want(0, missing, GroupGeometry(0, 16, 1, 16), ROW)], self.now_s)
         self.check()
         return waiting
 

@@ -40,15 +40,20 @@ def test_areas_tile_the_region_and_no_row_that_would_fit_is_missing(row_bytes, e
     assert budget - min(strides) < plan.total_bytes <= budget
 
 
-@given(row_sizes, st.integers(0, 2**40))
-def test_groups_get_equal_shares_up_to_one_row(row_bytes, extra):
+@given(row_sizes, st.integers(0, 2**40), st.data())
+def test_groups_get_rows_for_equally_many_tokens(row_bytes, extra, data):
     strides = strides_of(row_bytes)
+    tokens = [data.draw(st.sampled_from([4, 16, 64, 3584])) for _ in strides]
     budget = sum(strides) + extra
-    share = budget // len(strides)
-    for area in plan_region(budget, row_bytes).groups:
-        if max(strides) <= share:
-            assert area.size_bytes > share - area.row_stride_bytes
-            assert area.size_bytes <= share + sum(strides)
+    plan = plan_region(budget, row_bytes, tokens_per_row=tokens)
+    served = [area.rows * span for area, span in zip(plan.groups, tokens, strict=True)]
+    shortest = min(served)
+    # No other shares would serve more: what the longest group has too much is less than a row for everybody.
+    needed = sum(
+        -(-(shortest + max(tokens)) // span) * stride for span, stride in zip(tokens, strides, strict=True)
+    )
+    assert shortest + max(tokens) > shortest
+    assert needed > budget - sum(strides) or all(area.rows == 1 for area in plan.groups)
 
 
 @given(st.integers(1, 2**30), st.integers(1, 2**44))
@@ -84,13 +89,21 @@ def test_zero_negative_and_less_than_one_row_name_needed_available_and_remedy(bu
         plan_region(budget, [1])
 
 
-def test_eight_unequal_groups_waste_nothing_worth_a_row():
-    rows = [2**20, 4096, 3 * 2**20, 12345, 2**16, 999, 2**22, 50000]
+def test_eight_groups_of_unequal_pages_hold_nearly_what_the_bytes_allow():
+    rows = [factor * 2**17 for factor in range(1, 9)]
     budget = 10**9 + 7
     plan = plan_region(budget, rows)
-    assert budget - plan.total_bytes < 4096
-    shares = [area.size_bytes / budget for area in plan.groups]
-    assert all(0.12 < share < 0.13 for share in shares), shares
+    assert budget - plan.total_bytes < 2**17
+    assert min(area.rows for area in plan.groups) >= 0.95 * (budget / sum(rows))
+
+
+def test_groups_with_odd_blocks_hold_nearly_what_the_bytes_allow():
+    spans = [3584, 4, 3584, 64]
+    rows = [2**20, 4096, 2**19, 2**16]
+    budget = 4 * 10**9
+    plan = plan_region(budget, rows, tokens_per_row=spans)
+    served = min(area.rows * span for area, span in zip(plan.groups, spans, strict=True))
+    assert served >= 0.95 * budget / sum(size / span for size, span in zip(rows, spans, strict=True))
 
 
 def test_page_size_is_a_parameter():

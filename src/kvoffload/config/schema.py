@@ -27,6 +27,11 @@ class OffloadingGroupConfig:
     sizes, dtype); canonical: all layers as they are without parallelism."""
     layers: tuple[LayerFacts, ...] = ()
     """What is known of every layer's page, in the order of `layer_names`. Only the canonical layout needs it."""
+    reach_tokens: int | None = None
+    """How many tokens before a boundary a load to it must bring; None: all of them (full attention). Of a sliding window of
+    w tokens w - 1, of a recurrent state 1."""
+    is_state: bool = False
+    """A block holds a recurrent state: true only where a step of the engine ended with the block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,9 @@ class OffloadingCacheConfig:
     """Identity of the seed that the first hash of every chain starts from."""
     prefix_caching: bool
     """Whether the engine keeps a prefix cache of its own on the device."""
+    boundary_unit_tokens: int = 1
+    """The engine's own hits end on multiples of this many tokens: the least common multiple of the blocks of all of its
+    groups, also of those that are not offloaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,8 @@ class Completion:
             return
         state.load_jobs.remove(job.job_id)
         if bad:
-            state.restart_stores(min(move.chunk_index for move in bad))
+            # With several groups the engine computes the whole prompt anew.
+            state.restart_stores(min(move.chunk_index for move in bad) if len(state.groups) == 1 else 0)
 
 
 def _split(job: Job) -> tuple[list[ChunkMove], list[ChunkMove]]:

@@ -65,6 +65,12 @@ class HostTier:
             return LookupResult.HIT
         return LookupResult.HIT_PENDING if key in self._writing else LookupResult.MISS
 
+    def lookup_all(self, keys: Sequence[OffloadKey]) -> list[LookupResult]:
+        """`lookup` of each key, in one call. Does not mutate."""
+        ready, writing = self._ready, self._writing
+        hit, pending, miss = LookupResult.HIT, LookupResult.HIT_PENDING, LookupResult.MISS
+        return [hit if key in ready else pending if key in writing else miss for key in keys]
+
     def has_none_of(self, keys: Iterable[OffloadKey]) -> bool:
         """Whether all of these are a MISS, in one call. Does not mutate."""
         keys = list(keys)

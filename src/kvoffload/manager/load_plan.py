@@ -6,15 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvoffload.manager.request import GroupState
+from kvoffload.manager.request import GroupGeometry, GroupState
 from kvoffload.messages import NO_SLOT, GroupCopies
 from kvoffload.types import BlockId, SlotId
 
 
-def chunk_range(state: GroupState, computed_tokens: int, end_tokens: int) -> range:
-    """The chunks that hold the tokens from `computed_tokens` to `end_tokens` (exclusive)."""
-    span = state.geometry.tokens_per_chunk
-    return range(computed_tokens // span, -(-end_tokens // span))
+def chunk_range(geometry: GroupGeometry, tokens: range) -> range:
+    """The chunks that a load of these tokens needs: all that hold one of them and are within the group's reach."""
+    span = geometry.tokens_per_chunk
+    return range(_first_token(geometry, tokens) // span, -(-tokens.stop // span))
+
+
+def _first_token(geometry: GroupGeometry, tokens: range) -> int:
+    if geometry.reach_tokens is None:
+        return tokens.start
+    return max(tokens.start, tokens.stop - geometry.reach_tokens)
 
 
 def plan_load(
@@ -23,6 +29,8 @@ def plan_load(
     block_ids: Sequence[BlockId],
     tokens: range,
     slots: Sequence[SlotId | None],
+    *,
+    null_block_id: int = 0,
 ) -> GroupCopies:
     """Pair the request's blocks with places in the host region.
 
@@ -32,6 +40,7 @@ def plan_load(
         block_ids: Its device blocks from token 0 on.
         tokens: From the first token that is not on the device to the end of the load, both on block edges.
         slots: The slot of each chunk in `chunk_range`, None where the chunk has vanished.
+        null_block_id: Stands for "no block": the engine wants nothing there.
 
     Returns:
         One entry per block; blocks of vanished chunks have NO_SLOT.
@@ -39,15 +48,19 @@ def plan_load(
     geometry = state.geometry
     # A block that is loaded in part only would count as computed.
     assert tokens.start % geometry.tokens_per_block == tokens.stop % geometry.tokens_per_block == 0, tokens
-    blocks = range(tokens.start // geometry.tokens_per_block, tokens.stop // geometry.tokens_per_block)
+    first_token = _first_token(geometry, tokens)
+    blocks = range(first_token // geometry.tokens_per_block, tokens.stop // geometry.tokens_per_block)
     assert len(block_ids) >= blocks.stop, (len(block_ids), blocks)
-    first_chunk = tokens.start // geometry.tokens_per_chunk
+    first_chunk = first_token // geometry.tokens_per_chunk
     per_chunk = geometry.blocks_per_chunk
     known = np.array([NO_SLOT if slot is None else slot for slot in slots], dtype=np.int64)
+    table = np.array(block_ids[blocks.start : blocks.stop], dtype=np.int64)
     index = np.arange(blocks.start, blocks.stop, dtype=np.int64)
+    if geometry.reach_tokens is not None:
+        table, index = table[table != null_block_id], index[table != null_block_id]
     return GroupCopies(
         group=group,
-        block_ids=np.array(block_ids[blocks.start : blocks.stop], dtype=np.int64),
+        block_ids=table,
         slots=known[index // per_chunk - first_chunk],
         positions=index % per_chunk,
     )

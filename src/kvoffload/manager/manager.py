@@ -11,7 +11,6 @@ without an engine. Everything that mutates is here, in the tiers and in the ledg
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,9 +21,9 @@ from kvoffload.manager.estimates import PrefillMeter
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.lane import TierLane
 from kvoffload.manager.load_plan import chunk_range, plan_load
-from kvoffload.manager.prefix import PrefixHit, longest_prefix, usable_tokens
+from kvoffload.manager.matching import Matching
 from kvoffload.manager.request import GroupGeometry, GroupState, RequestInfo, RequestState
-from kvoffload.manager.staging import Staging, StagingConfig, Want
+from kvoffload.manager.staging import Staging, StagingConfig
 from kvoffload.manager.step import ScheduledRequest, StepInput
 from kvoffload.manager.storing import Storing
 from kvoffload.messages import CopyJob, StepMessage, WorkerReport
@@ -49,6 +48,8 @@ class ManagerConfig:
     transfer_timeout_s: float
     null_block_id: int = 0
     """The engine's block that stands for "no block"."""
+    boundary_unit_tokens: int = 1
+    """Where the engine's own hits end, beside the edges of the groups here: a load ends there, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,14 @@ class OffloadManager:
         )
         below = below or Below()
         self._prefill = PrefillMeter()
-        self._row_bytes = below.row_bytes or (0,) * len(tiers)
+        self._matching = Matching(
+            config.groups,
+            self._tiers,
+            below.row_bytes or (0,) * len(tiers),
+            config.boundary_unit_tokens,
+        )
         self._staging = Staging(self._tiers, below.lanes, below.config, recorder, self._prefill)
         self._completion = Completion(self._tiers, self._requests, recorder, self._cascade)
-        # Where a load may end: on a chunk's edge in every group.
-        self._chunk_unit = math.lcm(*(group.tokens_per_chunk for group in config.groups))
         # Collected between two steps.
         self._new_loads: list[CopyJob] = []
         self._written: set[BlockId] = set()
@@ -115,10 +119,15 @@ class OffloadManager:
         groups = tuple(GroupState(geometry) for geometry in self._config.groups)
         self._requests[info.req_id] = RequestState(info, groups)
 
-    def match(self, req_id: RequestId, computed_tokens: int) -> int | None:
+    def match(self, req_id: RequestId, computed_tokens: int, num_tokens: int | None = None) -> int | None:
         """How many tokens beyond `computed_tokens` can be loaded.
 
         May be asked any number of times. Nothing is reserved: `allocated` must follow within the same step.
+
+        Args:
+            req_id: The request.
+            computed_tokens: Tokens that the device has already.
+            num_tokens: All tokens of the request; with several groups the last one is never loaded.
 
         Returns:
             The number, 0 if nothing is to be gained; None means "ask again in a later step" (bounded in time).
@@ -131,14 +140,13 @@ class OffloadManager:
         state.extend_keys()
         known_tokens = len(state.groups[0].keys) * state.groups[0].geometry.tokens_per_chunk
         state.asked_tokens = max(0, known_tokens - computed_tokens)
-        hits = [
-            longest_prefix(group.keys, group.geometry.tokens_per_chunk, computed_tokens, tier.lookup_prefix)
-            for group, tier in zip(state.groups, self._tiers, strict=True)
-        ]
-        if self._staging.fetch(req_id, self._wants(state, hits, computed_tokens), self._clock.now_s()):
+        span = self._matching.span(state, computed_tokens, num_tokens)
+        wants = self._matching.wants(state, span)
+        if self._staging.fetch(req_id, wants, self._clock.now_s(), self._matching.span_below(span)):
             return None
-        tokens = usable_tokens(hits, computed_tokens, state.info.max_load_tokens, self._chunk_unit)
-        pending = any(hit.pending for hit in hits) or self._is_being_loaded(state, computed_tokens, tokens)
+        match = self._matching.look(state, span)
+        tokens = match.tokens
+        pending = match.pending or self._is_being_loaded(state, computed_tokens, tokens)
         if pending and self._may_wait(state):
             return None
         state.waiting_since_s = None
@@ -275,9 +283,7 @@ class OffloadManager:
                 first_written = scheduled.num_computed_tokens // self._config.groups[index].tokens_per_block
             self._written.update(new[first_written:])
             if state is not None:
-                if scheduled.replaces:
-                    state.groups[index].block_ids.clear()
-                state.groups[index].block_ids.extend(new)
+                state.groups[index].take_blocks(new, replaces=scheduled.replaces)
         self._written.discard(BlockId(self._config.null_block_id))
 
     def _store_scheduled(self, scheduled: ScheduledRequest) -> CopyJob | None:
@@ -285,6 +291,7 @@ class OffloadManager:
         if state is None:
             return None
         state.extend_keys()
+        state.follow(scheduled.num_computed_tokens, scheduled.num_scheduled_tokens)
         return self._plan_store(state, scheduled.num_computed_tokens + scheduled.num_scheduled_tokens)
 
     def _retire(self, req_id: RequestId) -> CopyJob | None:
@@ -309,7 +316,7 @@ class OffloadManager:
         moves: list[ChunkMove] = []
         parts = []
         for index, (group, blocks) in enumerate(zip(state.groups, block_ids, strict=True)):
-            chunks = chunk_range(group, tokens.start, tokens.stop)
+            chunks = chunk_range(group.geometry, tokens)
             keys = group.keys[chunks.start : chunks.stop]
             slots = self._tiers[index].prepare_load(keys)
             moves.extend(
@@ -317,7 +324,7 @@ class OffloadManager:
                 for chunk, key, slot in zip(chunks, keys, slots, strict=True)
                 if slot is not None
             )
-            part = plan_load(index, group, blocks, tokens, slots)
+            part = plan_load(index, group, blocks, tokens, slots, null_block_id=self._config.null_block_id)
             self._written.update(BlockId(block) for block in part.block_ids.tolist())
             parts.append(part)
         job = self._open(state, Direction.LOAD, tuple(moves), ())
@@ -338,17 +345,6 @@ class OffloadManager:
 
     # -- tiers below ---------------------------------------------------------------------------------------------
 
-    def _wants(self, state: RequestState, hits: Sequence[PrefixHit], computed_tokens: int) -> list[Want]:
-        """What the host does not have of what the request may load."""
-        limit = state.info.max_load_tokens
-        wants = []
-        for index, (group, hit) in enumerate(zip(state.groups, hits, strict=True)):
-            span = group.geometry.tokens_per_chunk
-            end = None if limit is None else (computed_tokens + limit) // span
-            keys = group.keys[hit.boundary_tokens // span : end]
-            wants.append(Want(index, keys, span, self._row_bytes[index], protected=group.own_keys))
-        return wants
-
     def _cascade(self, group: int, keys: Sequence[OffloadKey]) -> None:
         self._staging.cascade(group, keys, self._clock.now_s())
 
@@ -357,11 +353,7 @@ class OffloadManager:
     def _is_being_loaded(self, state: RequestState, computed_tokens: int, tokens: int) -> bool:
         if not tokens or not self._config.wait_for_loads:
             return False
-        for group, tier in zip(state.groups, self._tiers, strict=True):
-            chunks = chunk_range(group, computed_tokens, computed_tokens + tokens)
-            if tier.any_loading(group.keys[chunks.start : chunks.stop]):
-                return True
-        return False
+        return self._matching.is_being_loaded(state, range(computed_tokens, computed_tokens + tokens))
 
     def _may_wait(self, state: RequestState) -> bool:
         now_s = self._clock.now_s()

@@ -19,6 +19,12 @@ class GroupGeometry:
     tokens_per_block: int
     blocks_per_chunk: int
     tokens_per_hash: int
+    reach_tokens: int | None = None
+    """So many tokens before a boundary a load to it must bring; None: all of them (full attention). Of a window of w
+    tokens w - 1, of a recurrent state 1: the block that ends at the boundary."""
+    is_state: bool = False
+    """A block holds the state behind its last token, not something for each of its tokens: it is true only if a step
+    of the engine ended just there."""
 
     @property
     def tokens_per_chunk(self) -> int:
@@ -59,6 +65,30 @@ class GroupState:
     block_ids: list[BlockId] = field(default_factory=list)
     next_store_chunk: int = 0
     """Chunks before this one have been offered to the tier."""
+    first_live_block: int = 0
+    """Blocks before this one the engine may have given away: they are behind the window."""
+    state_ends: tuple[int, ...] = ()
+    """Where the last steps began and ended: at these tokens a state exists."""
+
+    def follow(self, computed_tokens: int, scheduled_tokens: int) -> None:
+        """A step begins behind `computed_tokens`: note what the engine keeps of the blocks, and where states are."""
+        reach = self.geometry.reach_tokens
+        if reach is not None:
+            behind = (computed_tokens - reach) // self.geometry.tokens_per_block
+            self.first_live_block = max(self.first_live_block, behind)
+        self.state_ends = (computed_tokens, computed_tokens + scheduled_tokens)
+
+    def take_blocks(self, new: Sequence[BlockId], *, replaces: bool) -> None:
+        """Further blocks, or all of them anew."""
+        if replaces:
+            self.clear_blocks()
+        self.block_ids.extend(new)
+
+    def clear_blocks(self) -> None:
+        """Its device blocks are no longer its own."""
+        self.block_ids.clear()
+        self.first_live_block = 0
+        self.state_ends = ()
 
     def extend_keys(self, block_hashes: Sequence[bytes], salt: bytes) -> None:
         """Make the keys of chunks that have become known since the last call. `salt`: of the request."""
@@ -98,10 +128,15 @@ class RequestState:
         for group in self.groups:
             group.extend_keys(self.info.block_hashes, self.info.key_salt)
 
+    def follow(self, computed_tokens: int, scheduled_tokens: int) -> None:
+        """See GroupState."""
+        for group in self.groups:
+            group.follow(computed_tokens, scheduled_tokens)
+
     def clear_blocks(self) -> None:
         """Its device blocks are no longer its own."""
         for group in self.groups:
-            group.block_ids.clear()
+            group.clear_blocks()
         self.has_loaded = False
         self.predates_reset = False
 

@@ -5,7 +5,8 @@ Part of the manager: no I/O, no threads, time is an argument. See docs/design/00
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -14,6 +15,8 @@ from kvoffload.manager.estimates import PrefillMeter
 from kvoffload.manager.health import BreakerState
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.lane import HostChunk, LaneJob, TierLane
+from kvoffload.manager.locating import Located, Want, locate
+from kvoffload.manager.prefix import Span
 from kvoffload.manager.watch import TierWatch
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
@@ -78,30 +81,6 @@ class Promotion:
     """Tiers whose answer is still out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What a request misses in one group: keys behind the host's hits, in the order of the prompt."""
-
-    group: int
-    keys: Sequence[OffloadKey]
-    tokens_per_chunk: int
-    row_bytes: int
-    protected: Collection[OffloadKey] = ()
-    """All keys of the request (not given: `keys`): its head must not be evicted to bring its end."""
-
-
-@dataclass(slots=True)
-class Located:
-    """Where the keys of one `Want` are."""
-
-    run: list[tuple[OffloadKey, TierLane]] = field(default_factory=list)
-    """The leading ones that a tier has."""
-    coming: list[OffloadKey] = field(default_factory=list)
-    """Those that somebody else is bringing to the host."""
-    unsure: set[str] = field(default_factory=set)
-    """Tiers that do not know yet."""
-
-
 class Staging:
     """Moves chunks between the host tiers and the lanes.
 
@@ -139,8 +118,14 @@ class Staging:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def fetch(self, req_id: RequestId, wants: Sequence[Want], now_s: float) -> bool:
+    def fetch(self, req_id: RequestId, wants: Sequence[Want], now_s: float, span: Span | None = None) -> bool:
         """Bring what a request misses up from the tiers; to be called again until it says False.
+
+        Args:
+            req_id: The request.
+            wants: What it may load, by group.
+            now_s: The time.
+            span: See `locating.locate`.
 
         Returns:
             Whether it is worth waiting. After False the request is settled: later calls answer False at once.
@@ -154,7 +139,7 @@ class Staging:
         if promotion.phase is Phase.SETTLED:
             return False
         if promotion.phase is Phase.ASKING:
-            self._ask(promotion, wants, now_s)
+            self._ask(promotion, wants, now_s, span)
         if promotion.phase is Phase.PROMOTING:
             promotion.awaited = {
                 (group, key)
@@ -224,15 +209,17 @@ class Staging:
 
     # -- asking --------------------------------------------------------------------------------------------------
 
-    def _ask(self, promotion: Promotion, wants: Sequence[Want], now_s: float) -> None:
-        located = [(want, self._locate(want)) for want in wants]
-        promotion.unsure = {name for _, found in located for name in found.unsure}
+    def _ask(self, promotion: Promotion, wants: Sequence[Want], now_s: float, span: Span | None) -> None:
+        located = locate(wants, self._hosts, self._lanes, span)
+        promotion.unsure = {name for found in located for name in found.unsure}
         if promotion.unsure:
             return
         promotion.phase = Phase.PROMOTING
-        for want, found in located:
+        worth_it = self._is_worth_it(wants, located, now_s)
+        for want, found in zip(wants, located, strict=True):
             promotion.awaited.update((want.group, key) for key in found.coming)
-            self._reserve(promotion, want, found.run, now_s)
+            if worth_it and found.run:
+                self._reserve(promotion, want, found.run)
 
     def _settle_late(self, promotion: Promotion, now_s: float) -> None:
         self._recorder.count(m.PROMOTION_TIMEOUTS)
@@ -242,33 +229,7 @@ class Staging:
         self._abort_rest(promotion)
         promotion.phase = Phase.SETTLED
 
-    def _locate(self, want: Want) -> Located:
-        host = self._hosts[want.group]
-        answers = [(lane, lane.lookup(want.keys)) for lane in self._lanes]
-        if len(answers) == 1 and host.has_none_of(want.keys):
-            return _run_of(want.keys, *answers[0])
-        found = Located()
-        for index, key in enumerate(want.keys):
-            state = host.lookup(key)
-            if state is LookupResult.HIT_PENDING:
-                found.coming.append(key)
-            if state is not LookupResult.MISS:
-                continue
-            lane = next((lane for lane, said in answers if said[index] is LookupResult.HIT), None)
-            doubtful = {lane.name for lane, said in answers if said[index] is LookupResult.RETRY}
-            if lane is not None:
-                found.run.append((key, lane))
-            elif doubtful:
-                found.unsure |= doubtful
-            else:
-                break
-        return found
-
-    def _reserve(
-        self, promotion: Promotion, want: Want, run: Sequence[tuple[OffloadKey, TierLane]], now_s: float
-    ) -> None:
-        if not run or not self._is_worth_it(want, run, now_s):
-            return
+    def _reserve(self, promotion: Promotion, want: Want, run: Sequence[tuple[OffloadKey, TierLane]]) -> None:
         # Room for the whole run first: half a run that evicts the other half would help nobody.
         host = self._hosts[want.group]
         reserved = host.reserve([key for key, _ in run], protected=want.protected or set(want.keys))
@@ -288,14 +249,14 @@ class Staging:
             )
 
     def _start_slices(self, req_id: RequestId, promotion: Promotion, now_s: float) -> None:
-        """Hand one slice over to each tier: a long prompt must not stop the scheduler while its jobs are made."""
-        begun: set[str] = set()
+        """Hand about a slice over to each tier: a long prompt must not stop the scheduler while its jobs are made."""
+        begun: Counter[str] = Counter()
         waiting, promotion.rest = promotion.rest, []
         for number, part in enumerate(waiting):
-            if part.lane.name in begun:
+            if begun[part.lane.name] >= self._config.slice_chunks:
                 promotion.rest.append(part)
                 continue
-            begun.add(part.lane.name)
+            begun[part.lane.name] += len(part.pairs)
             chunks = [HostChunk(part.group, key, slot) for key, slot in part.pairs]
             job_id = part.lane.start_load(chunks, now_s)
             if job_id is None:
@@ -312,13 +273,17 @@ class Staging:
             self._hosts[part.group].abort_store(part.pairs)
         promotion.rest = []
 
-    def _is_worth_it(self, want: Want, run: Sequence[tuple[OffloadKey, TierLane]], now_s: float) -> bool:
-        recompute_s = self._prefill.seconds_for(len(run) * want.tokens_per_chunk)
+    def _is_worth_it(self, wants: Sequence[Want], located: Sequence[Located], now_s: float) -> bool:
+        """Whether loading what was located, all groups together, is faster than computing it."""
+        recompute_s = self._prefill.seconds_for(max(found.tokens for found in located))
         if self._config.load_policy is LoadPolicy.ALWAYS or recompute_s is None:
             return True
         load_s = 0.0
         for lane in self._lanes:
-            size = want.row_bytes * sum(source is lane for _, source in run)
+            size = sum(
+                want.row_bytes * sum(source is lane for _, source in found.run)
+                for want, found in zip(wants, located, strict=True)
+            )
             stale = now_s - self._last_load_s.get(lane.name, now_s) >= self._config.remeasure_s
             if size and not stale:
                 load_s = max(
@@ -326,7 +291,7 @@ class Staging:
                 )
         if load_s <= recompute_s:
             return True
-        self._recorder.count(m.PROMOTION_SKIPPED_CHUNKS, len(run))
+        self._recorder.count(m.PROMOTION_SKIPPED_CHUNKS, sum(len(found.run) for found in located))
         return False
 
     # -- reports -------------------------------------------------------------------------------------------------
@@ -385,12 +350,3 @@ class Staging:
         for group, slot in promotion.held:
             self._hosts[group].release([slot])
         promotion.held.clear()
-
-
-def _run_of(keys: Sequence[OffloadKey], lane: TierLane, said: list[LookupResult]) -> Located:
-    """The usual case, without a loop: one tier, and nothing of it in the host."""
-    miss, unsure = LookupResult.MISS, LookupResult.RETRY
-    end = said.index(miss) if miss in said else len(said)
-    if unsure in said[:end]:
-        return Located(unsure={lane.name})
-    return Located(run=[(key, lane) for key in keys[:end]])

@@ -28,22 +28,34 @@ def storable_tokens(info: RequestInfo, written_tokens: int, *, prompt_only: bool
     return min(limits)
 
 
-def storable_chunks(state: GroupState, tokens: int, null_block_id: int) -> range:
-    """The chunks to offer: complete, with all of their device blocks, not offered before.
+def storable_chunks(state: GroupState, tokens: int, null_block_id: int) -> Sequence[int]:
+    """The chunks to offer: complete, with all of their device blocks, not offered before; in ascending order.
 
-    It ends before the first chunk that has no device block of its own (`null_block_id`).
+    With full attention it ends before the first chunk that has no device block of its own (`null_block_id`). In other
+    groups such chunks are left out, and so is what the engine may have given away and what holds no true state.
     """
     geometry = state.geometry
-    end = min(
-        tokens // geometry.tokens_per_chunk,
-        len(state.keys),
-        len(state.block_ids) // geometry.blocks_per_chunk,
-    )
     per_chunk = geometry.blocks_per_chunk
-    blocks = state.block_ids[state.next_store_chunk * per_chunk : end * per_chunk]
+    end = min(tokens // geometry.tokens_per_chunk, len(state.keys), len(state.block_ids) // per_chunk)
+    first = state.next_store_chunk
+    if geometry.reach_tokens is not None:
+        first = max(first, -(-state.first_live_block // per_chunk))
+        chunks = _chunks_with_states(state) if geometry.is_state else range(first, end)
+        return [
+            chunk
+            for chunk in chunks
+            if first <= chunk < end
+            and null_block_id not in state.block_ids[chunk * per_chunk : (chunk + 1) * per_chunk]
+        ]
+    blocks = state.block_ids[first * per_chunk : end * per_chunk]
     if null_block_id in blocks:
-        end = state.next_store_chunk + blocks.index(null_block_id) // per_chunk  # type: ignore[arg-type]
-    return range(state.next_store_chunk, max(end, state.next_store_chunk))
+        end = first + blocks.index(null_block_id) // per_chunk  # type: ignore[arg-type]
+    return range(first, max(end, first))
+
+
+def _chunks_with_states(state: GroupState) -> Sequence[int]:
+    span = state.geometry.tokens_per_chunk
+    return sorted({end // span - 1 for end in state.state_ends if end % span == 0})
 
 
 def plan_store(group: int, state: GroupState, moves: Sequence[ChunkMove]) -> GroupCopies:

@@ -57,9 +57,9 @@ class Storing:
         chunks = storable_chunks(group, tokens, self._null_block_id)
         if not chunks:
             return []
-        keys = group.keys[chunks.start : chunks.stop]
+        keys = [group.keys[chunk] for chunk in chunks]
         prepared = self._tiers[index].prepare_store(keys, protected=group.own_keys)
-        group.next_store_chunk = chunks.stop
+        group.next_store_chunk = chunks[-1] + 1
         self._recorder.count(m.EVICTED_CHUNKS, len(prepared.evicted))
         self._recorder.count(m.STORE_FILTERED_CHUNKS, prepared.filtered)
         self._recorder.count(m.STORE_REJECTED_CHUNKS, prepared.rejected)

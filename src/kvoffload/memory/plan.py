@@ -7,6 +7,7 @@ region:  [ group 0: row 0 | row 1 | … ][ group 1: row 0 | … ] …      a row
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,17 +63,21 @@ class Piece:
 
 
 def plan_region(
-    budget_bytes: int, row_bytes_per_group: Sequence[int], page_bytes: int = PAGE_BYTES
+    budget_bytes: int,
+    row_bytes_per_group: Sequence[int],
+    page_bytes: int = PAGE_BYTES,
+    tokens_per_row: Sequence[int] | None = None,
 ) -> RegionPlan:
     """Share a budget between groups.
 
-    One group gets `budget_bytes // stride` rows. Several groups get equal shares in bytes, at least one row each; what
-    is left after that is handed out row by row, so that less than the smallest row stays unused.
+    One group gets `budget_bytes // stride` rows. Several groups get rows for equally many tokens, at least one row each:
+    a prefix that one group has forgotten is of no use in the others. Less than the smallest row stays unused.
 
     Args:
         budget_bytes: What the user allows for the whole region of one engine (`cpu_bytes_to_use`).
         row_bytes_per_group: Bytes of one chunk of each group, all workers together; rounded up to `page_bytes`.
         page_bytes: Rows begin on multiples of this.
+        tokens_per_row: How many tokens a row of each group stands for; not given: equally many.
 
     Raises:
         RegionSizeError: the budget does not hold one row of each group.
@@ -88,8 +93,10 @@ def plan_region(
             f"available {format_bytes(budget_bytes)} (cpu_bytes_to_use); "
             f"raise cpu_bytes_to_use to at least {needed_bytes} bytes"
         )
+    tokens = list(tokens_per_row or [1] * len(strides))
+    assert len(tokens) == len(strides), (tokens, strides)
     areas, first_byte = [], 0
-    for stride, rows in zip(strides, _share(budget_bytes, strides), strict=True):
+    for stride, rows in zip(strides, _share(budget_bytes, strides, tokens), strict=True):
         areas.append(GroupArea(first_byte, stride, rows))
         first_byte += stride * rows
     return RegionPlan(tuple(areas))
@@ -121,18 +128,27 @@ def pin_plan(plan: RegionPlan, max_piece_bytes: int = MAX_PIN_PIECE_BYTES) -> tu
     return tuple(pieces)
 
 
-def _share(budget_bytes: int, strides: list[int]) -> list[int]:
+def _share(budget_bytes: int, strides: list[int], tokens: list[int]) -> list[int]:
     """Rows of each group; assumes that one row of each fits."""
+    unit = math.lcm(*tokens)
     rows = [0] * len(strides)
     left_bytes = budget_bytes
-    # From the largest row down: each takes an equal share of what is left, at least one row. What does not make a
-    # whole row goes into the shares of the smaller ones, and the smallest of all leaves less than one of its rows.
-    # One row always fits: either the share holds it, and then it holds any smaller one too; or it takes exactly one.
-    waiting = sorted(range(len(strides)), key=lambda group: strides[group])
+    waiting = set(range(len(strides)))
     while waiting:
-        share_bytes = left_bytes // len(waiting)
-        group = waiting.pop()
-        rows[group] = max(1, share_bytes // strides[group])
-        left_bytes -= rows[group] * strides[group]
+        served = left_bytes * unit // sum(strides[group] * (unit // tokens[group]) for group in waiting)
+        # Groups that would get nothing take one row, and the others share what is left.
+        small = {group for group in waiting if served < tokens[group]}
+        for group in small or waiting:
+            rows[group] = max(1, served // tokens[group])
+            left_bytes -= rows[group] * strides[group]
+        waiting = waiting - small if small else set()
+    # What does not make rows for all: one more for whoever serves the fewest tokens, the crumbs to the smallest rows.
+    for group in sorted(range(len(strides)), key=lambda group: rows[group] * tokens[group]):
+        if strides[group] <= left_bytes:
+            rows[group] += 1
+            left_bytes -= strides[group]
+    smallest = strides.index(min(strides))
+    rows[smallest] += left_bytes // strides[smallest]
+    left_bytes %= strides[smallest]
     assert 0 <= left_bytes < min(strides), (left_bytes, strides)
     return rows

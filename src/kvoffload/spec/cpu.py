@@ -31,6 +31,10 @@ from kvoffload.worker.pages import ByteArray, GroupPages, bind_group
 from kvoffload.worker.pages_canonical import bind_canonical
 from kvoffload.worker.worker import OffloadWorker
 
+_BOUNDARIES_PER_STATE = 4
+"""Full attention leaves a chunk at every block's end, a recurrent state only where a step ended. So fewer rows do for
+states; with one to 4 blocks neither they nor the chunks beside them are what is short in usual prompts."""
+
 
 class CPUOffloadingSpec(OffloadingSpec):
     """One host tier in one region that all workers of the engine share, in the direct layout.
@@ -52,7 +56,9 @@ class CPUOffloadingSpec(OffloadingSpec):
         )
         self._layouts: tuple[GroupLayout, ...] = layouts_of(config)
         self._plan = plan_region(
-            config.options.cpu_bytes_to_use, [layout.row_bytes for layout in self._layouts]
+            config.options.cpu_bytes_to_use,
+            [layout.row_bytes for layout in self._layouts],
+            tokens_per_row=[self._tokens_per_row(index) for index in range(len(config.groups))],
         )
         self._region: SharedOffloadRegion | None = None
 
@@ -87,6 +93,8 @@ class CPUOffloadingSpec(OffloadingSpec):
                     tokens_per_block=group.tokens_per_block,
                     blocks_per_chunk=self.config.cache.blocks_per_chunk,
                     tokens_per_hash=self.config.cache.tokens_per_hash,
+                    reach_tokens=group.reach_tokens,
+                    is_state=group.is_state,
                 )
                 for group in self.config.groups
             ),
@@ -95,6 +103,7 @@ class CPUOffloadingSpec(OffloadingSpec):
             wait_for_loads=self.config.cache.prefix_caching,
             pending_timeout_s=options.pending_timeout_s,
             transfer_timeout_s=options.transfer_timeout_s,
+            boundary_unit_tokens=self.config.cache.boundary_unit_tokens,
         )
         return OffloadManager(config, tiers, recorder, clock, below)
 
@@ -131,13 +140,18 @@ class CPUOffloadingSpec(OffloadingSpec):
         """The copier of this worker: the place to override for another kind of device."""
         return CPUCopier(groups)
 
+    def _tokens_per_row(self, index: int) -> int:
+        """How many tokens of prompts one row of a group serves, on average."""
+        density = _BOUNDARIES_PER_STATE if self.config.groups[index].is_state else 1
+        return self.config.tokens_per_chunk(index) * density
+
     def describe(self) -> str:
         """See OffloadingSpec."""
         chunks = " + ".join(
             f"{area.rows} chunks of {self.config.tokens_per_chunk(index)} tokens"
             for index, area in enumerate(self._plan.groups)
         )
-        tokens = sum(area.rows * self.config.tokens_per_chunk(i) for i, area in enumerate(self._plan.groups))
+        tokens = min(area.rows * self._tokens_per_row(i) for i, area in enumerate(self._plan.groups))
         return (
             f"host tier on: {format_bytes(self._plan.total_bytes)} for all {self.config.parallel.world_size} worker(s), "
             f"{chunks} = {tokens} tokens; policy {self.config.options.eviction_policy}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 
 from kvoffload.clock import Clock
 from kvoffload.config.options import TierOptions
@@ -45,7 +46,7 @@ class TieringOffloadingSpec(CPUOffloadingSpec):
         """See OffloadingSpec. The workers must have made the region."""
         self._region = SharedOffloadRegion.attach(self.region_spec, self.config.options.join_timeout_s)
         strides = tuple(area.row_stride_bytes for area in self._plan.groups)
-        context = TierContext(namespace=namespace_of(self.config), row_bytes=strides)
+        context = TierContext(namespace=namespace_of(self.config), row_bytes=self._by_group_id(strides))
         lanes = tuple(
             self._open_lane(options, context, clock) for options in self.config.options.secondary_tiers
         )
@@ -54,6 +55,11 @@ class TieringOffloadingSpec(CPUOffloadingSpec):
             deadline_s=self.config.options.promotion_deadline_s,
         )
         return self._make_manager(recorder, clock, Below(lanes, staging, strides))
+
+    def _by_group_id(self, strides: Sequence[int]) -> tuple[int, ...]:
+        """Keys carry the engine's own group ids, which have gaps where a group is not offloaded: 0 bytes there."""
+        of_id = {group.group_id: stride for group, stride in zip(self.config.groups, strides, strict=True)}
+        return tuple(of_id.get(group_id, 0) for group_id in range(max(of_id) + 1))
 
     def describe(self) -> str:
         """See OffloadingSpec."""

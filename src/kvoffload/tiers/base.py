@@ -111,7 +111,8 @@ class TierContext:
 
     namespace: Namespace
     row_bytes: tuple[int, ...]
-    """Per group: bytes of a chunk's buffer in jobs (a multiple of the memory page)."""
+    """By the group id that stands in keys: bytes of a chunk's buffer in jobs (a multiple of the memory page); 0 for groups
+    that are not offloaded."""
 
 
 class Tier(ABC):

@@ -13,9 +13,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.kv_cache_interface import iter_layer_specs
-
 from kvoffload.config.options import OffloadingOptions
+from kvoffload.config.parse import WHERE
 from kvoffload.config.schema import (
     LayoutIdentity,
     OffloadingCacheConfig,
@@ -25,18 +24,19 @@ from kvoffload.config.schema import (
     OffloadingParallelConfig,
 )
 from kvoffload.config.validate import check_divides_hash, resolve_blocks_per_chunk, resolve_hash_seed
+from kvoffload.connectors.vllm.groups import (
+    dtype_name,
+    group_configs,
+    kept_groups,
+    refuse_groups,
+    token_units,
+)
 from kvoffload.connectors.vllm.identity import is_certain, model_revision
-from kvoffload.connectors.vllm.layers import layer_facts
-from kvoffload.errors import UnsupportedModelError
+from kvoffload.errors import ConfigError, UnsupportedModelError
 from kvoffload.layout import canonical, direct
 from kvoffload.layout.geometry import ParallelSizes
 from kvoffload.layout.layouts import canonical_identity
 from kvoffload.spec.factory import OffloadingSpecFactory
-
-_FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
-"""MLA on devices whose kernels can go on behind a cached prefix only, see `_refuse_no_prefix`. The kinds of full attention whose whole state is in the pages of the block table. Subclasses may keep more
-state elsewhere or drop blocks, so the names are compared, not the ancestry."""
-
 
 _LOCAL_FORMATS = frozenset(
     (
@@ -70,8 +70,8 @@ def build_offloading_config(vllm_config: Any, kv_cache_config: Any) -> Offloadin
     transfer = vllm_config.kv_transfer_config
     options, spec_options = OffloadingSpecFactory.parse_options(transfer.kv_connector_extra_config)
     _refuse_unsupported(vllm_config, kv_cache_config)
-    groups = _groups(vllm_config, kv_cache_config)
-    cache = _cache(vllm_config, options, groups)
+    groups = group_configs(vllm_config, kv_cache_config)
+    cache = _cache(vllm_config, kv_cache_config, options, groups)
     portable = False
     if options.canonical_layout:
         groups, portable = _as_canonical(groups, cache.blocks_per_chunk, vllm_config.parallel_config)
@@ -137,38 +137,18 @@ def _as_canonical(
     return tuple(described), all(identity.portable for identity in found)
 
 
-def _groups(vllm_config: Any, kv_cache_config: Any) -> tuple[OffloadingGroupConfig, ...]:
-    (group,) = kv_cache_config.kv_cache_groups
-    spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
-    # The backing allocation holds the pages of all layers for all blocks: the one figure that workers and
-    # scheduler both see, whatever the layers look like.
-    total_bytes = kv_cache_config.kv_cache_tensors[0].size
-    return (
-        OffloadingGroupConfig(
-            group_id=0,
-            tokens_per_block=spec.block_size,
-            layer_names=tuple(group.layer_names),
-            layers=layer_facts(vllm_config, group.layer_names, group.kv_cache_spec),
-            worker_kv_bytes_per_block=total_bytes // kv_cache_config.num_blocks,
-            page_signature=(
-                f"{type(spec).__name__} block={spec.block_size} heads={spec.num_kv_heads} head_size={spec.head_size} "
-                f"dtype={_dtype_name(spec.dtype)} page={spec.page_size_bytes}"
-            ),
-        ),
-    )
-
-
 def _model(vllm_config: Any, kv_cache_config: Any, options: OffloadingOptions) -> OffloadingModelConfig:
     model = vllm_config.model_config
-    (group,) = kv_cache_config.kv_cache_groups
-    spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
+    # Of several groups one at least is full attention. What states are made of stands in their signatures.
+    specs = [group.layer_spec for group in kept_groups(kv_cache_config)]
+    spec = next(spec for spec in specs if hasattr(spec, "kv_quant_mode"))
     revision = _revision(vllm_config, options)
     return OffloadingModelConfig(
         # A local directory is known by its contents (see the revision), not by where it lies on this host.
         name=Path(model.model).name if os.path.exists(model.model) else model.model,  # noqa: PTH110
         revision=f"{revision} {_weights_identity(vllm_config)}",
         # What the engine allocated, not what was asked for: "auto" means different things for different checkpoints.
-        dtype=f"{_dtype_name(spec.dtype)} ({vllm_config.cache_config.cache_dtype})",
+        dtype=f"{dtype_name(spec.dtype)} ({vllm_config.cache_config.cache_dtype})",
         quantisation=str(getattr(spec.kv_quant_mode, "name", spec.kv_quant_mode)).lower(),
     )
 
@@ -206,23 +186,32 @@ def _weights_identity(vllm_config: Any) -> str:
     length = f" max_model_len={model.max_model_len}" if "longrope" in text.lower() else ""
     return (
         f"config={hashlib.sha256(text.encode()).hexdigest()[:16]} quantization={model.quantization} "
-        f"dtype={_dtype_name(model.dtype)} load_format={load_format}{seed}{length}"
+        f"dtype={dtype_name(model.dtype)} load_format={load_format}{seed}{length}"
     )
 
 
 def _cache(
-    vllm_config: Any, options: OffloadingOptions, groups: tuple[OffloadingGroupConfig, ...]
+    vllm_config: Any,
+    kv_cache_config: Any,
+    options: OffloadingOptions,
+    groups: tuple[OffloadingGroupConfig, ...],
 ) -> OffloadingCacheConfig:
     cache = vllm_config.cache_config
     tokens_per_block = [group.tokens_per_block for group in groups]
-    # With a single group vLLM hashes in units of its block.
-    tokens_per_hash = tokens_per_block[0]
+    tokens_per_hash, boundary_unit = token_units(vllm_config, kv_cache_config)
     check_divides_hash(tokens_per_block, tokens_per_hash)
+    blocks_per_chunk = resolve_blocks_per_chunk(
+        tokens_per_block, options.block_size, options.blocks_per_chunk
+    )
+    if blocks_per_chunk != 1 and any(group.reach_tokens is not None for group in groups):
+        raise ConfigError(
+            f"{WHERE}: chunks of {blocks_per_chunk} blocks are not available for models with windows or recurrent states: the "
+            "engine gives their blocks away one by one; leave blocks_per_chunk and block_size out"
+        )
     return OffloadingCacheConfig(
         tokens_per_hash=tokens_per_hash,
-        blocks_per_chunk=resolve_blocks_per_chunk(
-            tokens_per_block, options.block_size, options.blocks_per_chunk
-        ),
+        blocks_per_chunk=blocks_per_chunk,
+        boundary_unit_tokens=boundary_unit,
         hash_algorithm=cache.prefix_caching_hash_algo,
         hash_seed=resolve_hash_seed(
             cache.prefix_caching_hash_algo, os.environ.get("PYTHONHASHSEED"), options.hash_seed
@@ -266,19 +255,4 @@ def _refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
             f"kvoffload: speculative method {speculative.method!r} keeps KV of its own, which this version does not "
             "store; start without it, with 'ngram', or without the connector"
         )
-    groups = kv_cache_config.kv_cache_groups
-    kinds = [type(spec).__name__ for group in groups for spec in iter_layer_specs(group.kv_cache_spec)]
-    if len(groups) != 1 or not set(kinds) <= set(_FULL_ATTENTION):
-        raise UnsupportedModelError(
-            f"kvoffload: this version serves models with one KV cache group of full attention "
-            f"({' or '.join(_FULL_ATTENTION)}); this model has {len(groups)} group(s) with {', '.join(sorted(set(kinds)))}; "
-            "start without the connector"
-        )
-    if kv_cache_config.hisparse_host_num_blocks is not None or not groups[0].kv_cache_spec.prefix_cacheable:
-        raise UnsupportedModelError(
-            "kvoffload: this model's KV cache cannot be addressed by prefix; start without it"
-        )
-
-
-def _dtype_name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
+    refuse_groups(vllm_config, kv_cache_config)

@@ -78,11 +78,11 @@ class AdapterIdentities:
         which of them it has: None from then on, as long as the id lives.
         """
         adapter = self._known.setdefault((adapter_id, path), _Adapter())
-        now_s = self._clock.now_s()
+        salt, now_s = adapter.salt, self._clock.now_s()
         if now_s - adapter.checked_s >= _ADAPTER_CHECK_S:
             adapter.checked_s = now_s
             self._thread.submit(_look_at, adapter, Path(path))
-        return adapter.salt
+        return salt
 
     def close(self) -> None:
         """End the thread, unless it hangs."""

@@ -77,7 +77,7 @@ class ConnectorScheduler:
     def match(self, request: Any, num_computed_tokens: int) -> int | None:
         """Tokens beyond `num_computed_tokens` that can be loaded; None: ask again."""
         self._computed[request.request_id] = num_computed_tokens
-        return self._manager.match(request.request_id, num_computed_tokens)
+        return self._manager.match(request.request_id, num_computed_tokens, request.num_tokens)
 
     def allocated(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The request got its blocks. From now on vLLM waits for its load, if there is one."""

@@ -52,7 +52,12 @@ class ConnectorWorker:
             group_pages(kv_caches, group.layer_names, self._num_blocks, group.worker_kv_bytes_per_block)
             for group in self._config.groups
         ]
-        self._spec.certify([seen_tensors(kv_caches, group.layer_names) for group in self._config.groups])
+        self._spec.certify(
+            [
+                seen_tensors(kv_caches, group.layer_names, is_state=group.is_state)
+                for group in self._config.groups
+            ]
+        )
         self._worker = self._spec.make_worker(pages)
 
     def flush(self, message: StepMessage) -> None:

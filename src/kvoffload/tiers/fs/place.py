@@ -61,14 +61,14 @@ class StorePlace:
     Args:
         root: The directory that is shared, absolute.
         namespace: The engine's.
-        payload_bytes: Bytes of a chunk, for every group.
+        payload_bytes: Bytes of a chunk, for every group id; 0 for those that the engine does not offload.
         writer: This process.
     """
 
     def __init__(
         self, root: str, namespace: Namespace, payload_bytes: Sequence[int], writer: WriterId
     ) -> None:
-        assert payload_bytes, "a store needs at least one group"
+        assert any(payload_bytes), "a store needs at least one group"
         self.root = root
         self.namespace = namespace
         self.writer = writer
@@ -105,11 +105,14 @@ class StorePlace:
     @property
     def smallest_file_bytes(self) -> int:
         """Bytes of the smallest chunk's file."""
-        return min(self._file_bytes)
+        return min(
+            size for size, payload in zip(self._file_bytes, self._payload_bytes, strict=True) if payload
+        )
 
     def has_group_of(self, key: OffloadKey) -> bool:
         """Whether the engine has the group of a key (a file may carry any)."""
-        return group_index_of(key) < len(self._payload_bytes)
+        group = group_index_of(key)
+        return group < len(self._payload_bytes) and self._payload_bytes[group] > 0
 
     def next_temp_name(self) -> str:
         """A name for a temporary file that no other one of any process has."""
