@@ -65,8 +65,11 @@ class Bench:
         self.staging.cascade(0, ready, self.now_s)
 
     def fetch(self, req_id: RequestId, wanted: list[OffloadKey]) -> bool:
-        missing = wanted[self.host.lookup_prefix(wanted)[0] :]
-        waiting = self.staging.fetch(req_id, [Want(0, missing, GroupGeometry(0, 16, 1, 16), ROW)], self.now_s)
+        there = self.host.lookup_prefix(wanted)[0]
+        head, missing = wanted[:there], wanted[there:]
+        waiting = self.staging.fetch(
+            req_id, [Want(0, missing, GroupGeometry(0, 16, 1, 16), ROW, head=head)], self.now_s
+        )
         self.check()
         return waiting
 
@@ -416,3 +419,66 @@ def test_behind_a_refused_slice_nothing_is_loaded() -> None:
     assert not bench.fetch(A, wanted)
     assert bench.hits(wanted) == 4
     assert not bench.staging.in_use(0)[0]
+
+
+def test_a_request_that_the_engine_does_not_ask_for_keeps_no_slots_beyond_its_deadline() -> None:
+    bench, wanted = slicing_bench(), keys(10)
+    bench.tier.has.update(wanted)
+    bench.fetch(A, wanted)
+    bench.tier.refuses = True
+    for _ in range(3):
+        bench.tick(5)
+    assert len(bench.staging.in_use(0)[0]) == 4, "only what the tier still has"
+    assert bench.lanes[0].breaker.times_opened == 1, (
+        "for the job that is late, and not for the engine's silence"
+    )
+
+
+def test_a_request_that_the_engine_does_not_ask_for_is_loaded_all_the_same() -> None:
+    bench, wanted = slicing_bench(), keys(10)
+    bench.tier.has.update(wanted)
+    bench.fetch(A, wanted)
+    for _ in range(4):
+        if bench.tier.pending(Verb.LOAD):
+            bench.tier.finish(Verb.LOAD)
+        bench.tick(0.1)
+    assert bench.hits(wanted) == 10
+    assert not bench.fetch(A, wanted)
+
+
+def test_a_slice_that_a_full_tier_refuses_waits_until_there_is_room() -> None:
+    bench, wanted = slicing_bench(), keys(10)
+    bench.tier.has.update(wanted)
+    bench.fetch(A, wanted)
+    bench.tier.refuses = True
+    assert bench.fetch(A, wanted)
+    bench.tier.refuses = False
+    while bench.fetch(A, wanted):
+        bench.tier.finish(Verb.LOAD)
+        bench.tick(0.1)
+    assert bench.hits(wanted) == 10
+
+
+def test_slices_behind_each_other_do_not_make_a_tier_look_slow() -> None:
+    bench, wanted = slicing_bench(), keys(12)
+    bench.tier.has.update(wanted)
+    for _ in range(3):
+        bench.fetch(A, wanted)
+    for _ in range(3):
+        bench.now_s += 1.0
+        bench.tier.finish(Verb.LOAD)
+        bench.tick()
+    assert bench.lanes[0].load_meter.bytes_per_s == pytest.approx(4 * ROW)
+
+
+def test_what_the_host_has_of_a_request_is_not_evicted_to_bring_another_ones_chunks() -> None:
+    bench = Bench(slots=8)
+    first, second = keys(6, "first"), keys(6, "second")
+    bench.host.commit_store(bench.host.prepare_store(first[:4]).stored)
+    bench.tier.has.update(first + second)
+    assert bench.fetch(A, first)
+    bench.tier.finish(Verb.LOAD)
+    bench.tick()
+    bench.fetch(B, second)
+    assert not bench.fetch(A, first)
+    assert bench.hits(first) == 6

@@ -61,6 +61,7 @@ class TierLane:
         self._queued_bytes = 0
         self._jobs: dict[int, LaneJob] = {}
         self._next_id = 0
+        self._loads_ended_s = float("-inf")
 
     @property
     def name(self) -> str:
@@ -124,6 +125,14 @@ class TierLane:
     def collect(self) -> list[tuple[LaneJob, TierReport]]:
         """Jobs that ended since the last call, lost ones included."""
         return [(self._jobs.pop(report.job_id), report) for report in self.tier.poll()]
+
+    def measure_loads(self, ended: Sequence[tuple[LaneJob, TierReport]], now_s: float) -> None:
+        """Learn the tier's speed from loads that ended together: from the end of those before, if they waited for them."""
+        loads = [(job, report) for job, report in ended if job.verb is Verb.LOAD]
+        if loads:
+            began_s = max(min(job.started_s for job, _ in loads), self._loads_ended_s)
+            self.load_meter.add(sum(report.moved_bytes for _, report in loads), now_s - began_s)
+            self._loads_ended_s = now_s
 
     def give_up_overdue(self, now_s: float) -> list[LaneJob]:
         """Jobs beyond the deadline become lost; the breaker opens if there are any."""

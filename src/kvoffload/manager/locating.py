@@ -28,6 +28,8 @@ class Want:
     row_bytes: int
     protected: Collection[OffloadKey] = ()
     """All keys of the request (not given: `keys`): its head must not be evicted to bring its end."""
+    head: Sequence[OffloadKey] = ()
+    """What the host has of it already and the load will need, too."""
 
 
 @dataclass(slots=True)

@@ -93,9 +93,11 @@ class Matching:
                 per_chunk = group.geometry.tokens_per_chunk
                 first = span.computed_tokens // per_chunk
                 keys = keys[: max(0, span.limit_tokens // per_chunk - first)]
+            head: Sequence[OffloadKey] = keys
             if self._is_plain:
-                keys = keys[self._tiers[0].lookup_prefix(keys)[0] :]
-            wants.append(Want(index, keys, group.geometry, self._row_bytes[index], group.own_keys))
+                hits = self._tiers[0].lookup_prefix(keys)[0]
+                head, keys = keys[:hits], keys[hits:]
+            wants.append(Want(index, keys, group.geometry, self._row_bytes[index], group.own_keys, head))
         return wants
 
     def is_being_loaded(self, state: RequestState, tokens: range) -> bool:

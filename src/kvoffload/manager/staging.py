@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from kvoffload.keys.offload_key import OffloadKey
@@ -17,6 +17,7 @@ from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.lane import HostChunk, LaneJob, TierLane
 from kvoffload.manager.locating import Located, Want, locate
 from kvoffload.manager.prefix import Span
+from kvoffload.manager.promotion import Phase, Promotion, Slice
 from kvoffload.manager.watch import TierWatch
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
@@ -44,41 +45,10 @@ class StagingConfig:
     """How long promoted chunks are held for a request that is not admitted."""
     slice_chunks: int = 256
     """Chunks of one request that are handed to a tier in one step."""
+    slice_bytes: int = 256 * 1024**2
+    """The same in bytes: far below what a tier takes at once."""
     remeasure_s: float = 60.0
     """A tier that was skipped as too slow is tried again after this time."""
-
-
-class Phase(Enum):
-    """How far a request's promotion has come."""
-
-    ASKING = "asking"
-    PROMOTING = "promoting"
-    SETTLED = "settled"
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Chunks that one job will load; their host slots are reserved."""
-
-    lane: TierLane
-    group: int
-    pairs: tuple[tuple[OffloadKey, SlotId], ...]
-
-
-@dataclass(slots=True)
-class Promotion:
-    """What is under way for one request."""
-
-    since_s: float
-    phase: Phase = Phase.ASKING
-    jobs: set[tuple[str, int]] = field(default_factory=set)
-    awaited: set[tuple[int, OffloadKey]] = field(default_factory=set)
-    """Chunks that somebody else fetches or writes."""
-    rest: list[Slice] = field(default_factory=list)
-    """Slots are reserved; the loads are still to be handed over, a slice a call."""
-    held: list[tuple[int, SlotId]] = field(default_factory=list)
-    unsure: set[str] = field(default_factory=set)
-    """Tiers whose answer is still out."""
 
 
 class Staging:
@@ -109,6 +79,7 @@ class Staging:
         # Who waits for a job's end, and when a lane last loaded.
         self._waiters: dict[tuple[str, int], RequestId] = {}
         self._last_load_s: dict[str, float] = {}
+        self._ticked_s = float("-inf")
         self._watch = TierWatch(lanes, recorder)
 
     @property
@@ -135,7 +106,8 @@ class Staging:
             return False
         if not any(want.keys for want in wants):
             return False
-        promotion = self._promotions.setdefault(req_id, Promotion(since_s=now_s))
+        promotion = self._promotions.setdefault(req_id, Promotion(since_s=now_s, asked_s=now_s))
+        promotion.asked_s = now_s
         if promotion.phase is Phase.SETTLED:
             return False
         if promotion.phase is Phase.ASKING:
@@ -178,7 +150,9 @@ class Staging:
     def tick(self, now_s: float) -> None:
         """Collect what the tiers have done, give up what is late, hand over what is queued. Once a step."""
         for lane in self._lanes:
-            for job, report in lane.collect():
+            ended = lane.collect()
+            lane.measure_loads(ended, now_s)
+            for job, report in ended:
                 self._apply(lane, job, report, now_s)
             for job in lane.give_up_overdue(now_s):
                 self._give_up(lane, job)
@@ -186,6 +160,7 @@ class Staging:
                 self._drop_queue(lane)
             lane.pump(now_s)
         self._watch.look(now_s)
+        self._go_on_unasked(now_s)
         for promotion in self._promotions.values():
             if promotion.held and now_s - promotion.since_s >= self._config.hold_s:
                 self._release(promotion)
@@ -216,10 +191,29 @@ class Staging:
             return
         promotion.phase = Phase.PROMOTING
         worth_it = self._is_worth_it(wants, located, now_s)
+        if worth_it and any(found.run for found in located):
+            # What the host has already must not be evicted to bring the rest.
+            for want in wants:
+                self._hold(promotion, want.group, want.head)
         for want, found in zip(wants, located, strict=True):
             promotion.awaited.update((want.group, key) for key in found.coming)
             if worth_it and found.run:
                 self._reserve(promotion, want, found.run)
+
+    def _go_on_unasked(self, now_s: float) -> None:
+        """An engine may not ask for a waiting request for long: its slots must not stay reserved, nor its loads wait."""
+        handed_over = False
+        for req_id, promotion in self._promotions.items():
+            if promotion.phase is Phase.SETTLED or promotion.asked_s >= self._ticked_s:
+                continue
+            if now_s - promotion.since_s >= self._config.deadline_s:
+                # No tier's fault, as far as anybody knows.
+                promotion.unsure.clear()
+                self._settle_late(promotion, now_s)
+            elif promotion.rest and not handed_over:
+                handed_over = True
+                self._start_slices(req_id, promotion, now_s)
+        self._ticked_s = now_s
 
     def _settle_late(self, promotion: Promotion, now_s: float) -> None:
         self._recorder.count(m.PROMOTION_TIMEOUTS)
@@ -241,7 +235,7 @@ class Staging:
                 lane.name: tuple(pair for pair in reserved.stored if source[pair[0]] is lane)
                 for lane in self._lanes
             }
-        size = self._config.slice_chunks
+        size = max(1, min(self._config.slice_chunks, self._config.slice_bytes // max(1, want.row_bytes)))
         for lane in self._lanes:
             pairs = of_lane.get(lane.name, ())
             promotion.rest.extend(
@@ -260,13 +254,19 @@ class Staging:
             chunks = [HostChunk(part.group, key, slot) for key, slot in part.pairs]
             job_id = part.lane.start_load(chunks, now_s)
             if job_id is None:
-                # What lies behind a gap cannot be used.
                 promotion.rest.extend(waiting[number:])
-                self._abort_rest(promotion)
+                if not self._has_job_on(promotion, part.lane) or not part.lane.breaker.allows(now_s):
+                    # What lies behind a gap cannot be used.
+                    self._abort_rest(promotion)
+                # Else it is full of what it has: there is room again when a job of ours has ended.
                 return
             self._last_load_s[part.lane.name] = now_s
             promotion.jobs.add((part.lane.name, job_id))
             self._waiters[part.lane.name, job_id] = req_id
+
+    @staticmethod
+    def _has_job_on(promotion: Promotion, lane: TierLane) -> bool:
+        return any(name == lane.name for name, _ in promotion.jobs)
 
     def _abort_rest(self, promotion: Promotion) -> None:
         for part in promotion.rest:
@@ -313,7 +313,6 @@ class Staging:
             for chunk in job.chunks:
                 self._hosts[chunk.group].release([chunk.slot])
         else:
-            lane.load_meter.add(report.moved_bytes, now_s - job.started_s)
             self._apply_load(lane, job, report)
 
     def _apply_load(self, lane: TierLane, job: LaneJob, report: TierReport) -> None:
@@ -324,9 +323,7 @@ class Staging:
             if report.outcomes[chunk.key] is not Outcome.DONE:
                 host.abort_store([(chunk.key, chunk.slot)])
             elif host.commit_store([(chunk.key, chunk.slot)]) and promotion is not None:
-                promotion.held.extend(
-                    (chunk.group, slot) for slot in host.hold([chunk.key]) if slot is not None
-                )
+                self._hold(promotion, chunk.group, [chunk.key])
         if promotion is not None:
             promotion.jobs.discard((lane.name, job.job_id))
 
@@ -345,6 +342,10 @@ class Staging:
         for chunk in dropped:
             self._hosts[chunk.group].release([chunk.slot])
         self._recorder.count(m.CASCADE_DROPPED_CHUNKS, len(dropped), tier=lane.name)
+
+    def _hold(self, promotion: Promotion, group: int, keys: Sequence[OffloadKey]) -> None:
+        slots = self._hosts[group].hold(keys)
+        promotion.held.extend((group, slot) for slot in slots if slot is not None)
 
     def _release(self, promotion: Promotion) -> None:
         for group, slot in promotion.held:
