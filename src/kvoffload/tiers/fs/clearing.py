@@ -16,13 +16,15 @@ class Clearing:
     Args:
         around: Disk and names.
         share: Is told what was freed.
-        ended: Called at the end.
+        end: Called at the end with what sets `has_ended`, so that both can be one step for whoever asks.
     """
 
-    def __init__(self, around: Surroundings, share: UsageShare, ended: Callable[[], None]) -> None:
+    def __init__(
+        self, around: Surroundings, share: UsageShare, end: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._around = around
         self._share = share
-        self._call_ended = ended
+        self._call_end = end
         self._left = 0
         self._ended = threading.Event()
 
@@ -46,8 +48,7 @@ class Clearing:
                     counts = self._share.counts
                     self._share.freed(prune(self._around.disk, directory), counts)
         finally:
-            self._call_ended()
-            self._ended.set()
+            self._call_end(self._ended.set)
 
     def _delete(self, path: str, size_bytes: int) -> None:
         counts = self._share.counts

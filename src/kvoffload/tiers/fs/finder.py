@@ -38,7 +38,7 @@ class ChunkFinder:
 
     def __init__(self, disk: DiskIO, place: StorePlace) -> None:
         self._disk = disk
-        self._bad_files = place.bad_files
+        self._place = place
 
     def find(self, chunk: ChunkFile) -> Found:
         """What stands where the chunk shall be stored. Raises OSError."""
@@ -50,6 +50,9 @@ class ChunkFinder:
             raise
         if not is_plain_file(found):
             return Found(Presence.BLOCKED)
-        if found.st_size != chunk.file_bytes or self._bad_files.has(chunk.key, found):
+        is_unusable = self._place.bad_files.has(chunk.key, found) or self._place.is_from_before(
+            found.st_mtime_ns
+        )
+        if found.st_size != chunk.file_bytes or is_unusable:
             return Found(Presence.ABSENT, found.st_size)
         return Found(Presence.PRESENT, found.st_size, found.st_mtime_ns)

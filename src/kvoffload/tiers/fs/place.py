@@ -17,6 +17,8 @@ from kvoffload.tiers.fs.namespace_file import identity_of
 from kvoffload.tiers.fs.writer import WriterId
 
 _MAX_BAD_FILES = 10_000
+_COARSE_NS = 1_000_000_000
+"""By how much a file's time may be before the creation of its chunk: see `Operations._used_s`, and time stamps are coarse."""
 
 
 class BadFiles:
@@ -76,6 +78,8 @@ class StorePlace:
         self.directory = f"{root}/{namespace.directory_name}"
         self.mapper = FileMapper(namespace)
         self.bad_files = BadFiles()
+        self.kept_since_ns = 0
+        """Of a tier that only reads: when it was reset, since the epoch. What is older stays on the disk."""
         self._payload_bytes = tuple(payload_bytes)
         self._file_bytes = tuple(map(file_bytes, payload_bytes))
         self._temp_numbers = itertools.count(1)
@@ -113,6 +117,13 @@ class StorePlace:
         """Whether the engine has the group of a key (a file may carry any)."""
         group = group_index_of(key)
         return group < len(self._payload_bytes) and self._payload_bytes[group] > 0
+
+    def is_from_before(self, used_ns: int) -> bool:
+        """Whether a file that was used last at this time is older than the reset: without reading it, so a miss at once.
+
+        One that another engine has used since is found out by its header.
+        """
+        return used_ns < self.kept_since_ns - _COARSE_NS
 
     def next_temp_name(self) -> str:
         """A name for a temporary file that no other one of any process has."""

@@ -154,8 +154,11 @@ class ChunkReader:
             return LoadEnd(Outcome.MISSING)
         if isinstance(damage, Void):
             self._counters.add("void_loads")
-            removed = self._may_remove and self._remove_if_same(chunk.path, found)
-            return LoadEnd(Outcome.MISSING, found.st_size if removed else 0)
+            if self._may_remove and self._remove_if_same(chunk.path, found):
+                return LoadEnd(Outcome.MISSING, found.st_size)
+            # It stays, and must not be proposed, loaded and found void again and again.
+            self._place.bad_files.add(chunk.key, found)
+            return LoadEnd(Outcome.MISSING)
         self._counters.add("corrupt")
         self._counters.add(f"corrupt_{damage.value}")
         if self._may_remove and self._remove_if_same(chunk.path, found):

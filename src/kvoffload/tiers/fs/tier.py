@@ -54,6 +54,8 @@ from kvoffload.tiers.fs.writer import WriterId, new_writer
 from kvoffload.types import LookupResult
 
 _CLEAR_PATIENCE_S = 2.0
+_AFTER_RESET_S = 1e-6
+_BETWEEN_RESETS_NS = 10_000
 _DIRECTORIES_PART = 64
 _UNBOUNDED_CHUNKS = 2**40
 _NANOSECONDS = 1_000_000_000
@@ -110,6 +112,8 @@ class FsTier(Tier):
         self._around = Surroundings(disk, place, Counters(), clock, wall_clock)
         self._epoch = Epoch()
         self._clearing: Clearing | None = None
+        self._clear_lock = threading.Lock()
+        """Whether a clearing has ended, and whether the tier is empty because of one, change together."""
         self._is_shut_down = False
         self._assemble()
 
@@ -188,7 +192,10 @@ class FsTier(Tier):
 
     def submit(self, job: TierJob) -> bool:
         """See Tier."""
-        return self._executor.submit(job, Ticket(self._epoch.generation, self._around.wall_clock.now_s()))
+        # The clock may have been set back since a reset: what is stored after it must not look older than it.
+        after_reset_s = self._reader.not_before_ns / _NANOSECONDS + _AFTER_RESET_S
+        now_s = max(self._around.wall_clock.now_s(), after_reset_s)
+        return self._executor.submit(job, Ticket(self._epoch.generation, now_s))
 
     def poll(self) -> list[TierReport]:
         """See Tier."""
@@ -233,22 +240,40 @@ class FsTier(Tier):
         return f"{self._around.place.directory}, {cap}, {access}, {mode}"
 
     def clear(self) -> bool:
-        """See Tier. While files are being deleted, the tier is empty and takes nothing; waits 2 s at most."""
-        if self._config.read_only or self._is_shut_down:
-            return False
-        self._epoch.is_clearing = True
-        self._epoch.generation += 1
-        # Airtight against a store that becomes visible just now: its file says that it is older.
-        self._reader.not_before_ns = round(self._around.wall_clock.now_s() * _NANOSECONDS)
-        self._index.clear()
-        if self._clearing is None or self._clearing.has_ended:
-            self._clearing = Clearing(self._around, self._share, self._end_clearing)
-            self._spawn(self._clearing.run, "kvoffload-fs-clear")
-        return self._clearing.wait(_CLEAR_PATIENCE_S)
+        """See Tier. While files are being deleted, the tier is empty and takes nothing; waits 2 s at most.
 
-    def _end_clearing(self) -> None:
+        A tier that only reads deletes nothing, but is as empty afterwards: it never serves what was there before.
+        """
+        if self._is_shut_down:
+            return False
+        with self._clear_lock:
+            self._begin_anew()
+            if self._config.read_only:
+                return True
+            self._epoch.is_clearing = True
+            clearing = self._clearing
+            if clearing is None or clearing.has_ended:
+                clearing = self._clearing = Clearing(self._around, self._share, self._end_clearing)
+                self._spawn(clearing.run, "kvoffload-fs-clear")
+        return clearing.wait(_CLEAR_PATIENCE_S)
+
+    def _begin_anew(self) -> None:
+        """From now on nothing that is there counts any more."""
+        self._epoch.generation += 1
+        # Airtight against a store that becomes visible just now: its file says that it is older. Later than the
+        # reset before, also if the clock was set back in between.
+        now_ns = round(self._around.wall_clock.now_s() * _NANOSECONDS)
+        reset_ns = self._reader.not_before_ns
+        self._reader.not_before_ns = max(now_ns, reset_ns + _BETWEEN_RESETS_NS if reset_ns else 0)
+        if self._config.read_only:
+            self._around.place.kept_since_ns = self._reader.not_before_ns
         self._index.clear()
-        self._epoch.is_clearing = False
+
+    def _end_clearing(self, set_ended: Callable[[], None]) -> None:
+        with self._clear_lock:
+            self._index.clear()
+            self._epoch.is_clearing = False
+            set_ended()
 
     def drain(self, timeout_s: float) -> bool:
         """See Tier."""

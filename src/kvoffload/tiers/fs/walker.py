@@ -161,6 +161,8 @@ class Walker:
     def _is_usable(self, key: OffloadKey, file: FoundFile) -> bool:
         if not self._place.has_group_of(key) or file.size_bytes != self._place.file_bytes_of(key):
             return False
+        if self._place.is_from_before(file.mtime_ns):
+            return False
         if not self._place.bad_files.has_any(key):
             return True
         try:
