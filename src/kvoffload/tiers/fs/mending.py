@@ -75,6 +75,6 @@ def _value(pattern: re.Pattern[str], text: str) -> object:
         return None
     try:
         value: object = json.JSONDecoder().raw_decode(text, match.end())[0]
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value

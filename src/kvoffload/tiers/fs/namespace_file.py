@@ -18,6 +18,8 @@ from kvoffload.tiers.fs.disk import DiskIO
 
 _KIND = "kvoffload namespace"
 _MAX_FILE_BYTES = 16 * 1024**2
+NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading a text as JSON of a known shape raises if it is another one: also infinite numbers, and brackets without end."""
 
 
 def identity_of(namespace: Namespace) -> ChunkIdentity:
@@ -62,11 +64,11 @@ def parse_namespace(text: bytes) -> Namespace | None:
     """The namespace that a file of this content describes; None for any other content."""
     try:
         found = json.loads(text)
-        if found["kind"] != _KIND:
+        if found["kind"] != _KIND or not isinstance(found["fields"], dict):
             return None
         fields_json = json.dumps(found["fields"], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return Namespace(model_name=str(found["model"]), fields_json=fields_json)
-    except (ValueError, KeyError, TypeError):
+    except NOT_OURS:
         return None
 
 

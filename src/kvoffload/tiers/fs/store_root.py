@@ -25,7 +25,7 @@ from kvoffload.tiers.fs.directory import (
     namespaces_in,
 )
 from kvoffload.tiers.fs.disk import DiskIO
-from kvoffload.tiers.fs.namespace_file import identity_of, parse_namespace, read_namespace_text
+from kvoffload.tiers.fs.namespace_file import NOT_OURS, identity_of, parse_namespace, read_namespace_text
 from kvoffload.tiers.fs.usage import Usage, decode_usage
 
 _DIGEST_CHARS = 16
@@ -205,7 +205,7 @@ def is_sound(namespace: Namespace | None) -> bool:
     """Whether a description can be worked with."""
     try:
         return namespace is not None and len(identity_of(namespace).namespace_digest) > 0
-    except (ValueError, TypeError, AttributeError):
+    except NOT_OURS:
         return False
 
 
@@ -229,7 +229,7 @@ def _newer_version(text: bytes) -> str:
             return f"chunk format {chunk_version}, this kvoffload knows {FORMAT_VERSION}"
         if namespace_version > NAMESPACE_VERSION:
             return f"namespace version {namespace_version}, this kvoffload knows {NAMESPACE_VERSION}"
-    except (ValueError, TypeError, AttributeError):
+    except NOT_OURS:
         pass
     return ""
 
@@ -238,7 +238,7 @@ def _is_newer_record(data: bytes) -> bool:
     try:
         found = json.loads(data.partition(b"\n")[2])
         return bool(found["kind"] == "kvoffload usage" and found["version"] > 1)
-    except (ValueError, KeyError, TypeError):
+    except NOT_OURS:
         return False
 
 

@@ -86,7 +86,7 @@ def is_of_later_version(data: bytes) -> bool:
     try:
         found = json.loads(values)
         return bool(found["kind"] == _KIND and found["version"] > _VERSION)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
@@ -108,7 +108,7 @@ def decode_usage(data: bytes) -> Usage | None:
             counted_s=float(found["counted_s"]),
             writers={name: WriterUsage(int(b), float(s)) for name, (b, s) in found["writers"].items()},
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -7,6 +7,7 @@ namespaces, and which temporary files nobody will ever finish.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,6 +32,8 @@ from kvoffload.tiers.fs.namespace_file import read_namespace
 from kvoffload.tiers.fs.place import StorePlace
 from kvoffload.tiers.fs.share import Baseline, UsageShare
 from kvoffload.tiers.fs.usage import WriterUsage
+
+logger = logging.getLogger(__name__)
 
 _MAX_FOREIGN = 20_000
 _NANOSECONDS = 1e9
@@ -107,7 +110,7 @@ class Walker:
                 walk.total_bytes += NAMESPACE_BYTES
                 path = f"{self._place.root}/{name}"
                 if path != self._place.directory:
-                    self._walk_other(walk, path, pause)
+                    self._walk_guarded(walk, path, pause)
             self._walk_own(walk, pause)
         finally:
             self._index.end_walk()
@@ -172,6 +175,17 @@ class Walker:
 
     def _hand_over(self, number: int, shards: dict[int, dict[OffloadKey, float]], *, is_whole: bool) -> None:
         self._index.found(number, shards.pop(number), is_whole=is_whole)
+
+    def _walk_guarded(self, walk: _Walk, path: str, pause: Callable[[], None]) -> None:
+        """Nothing that stands in somebody else's directory may end the walk: without one nothing is stored."""
+        try:
+            self._walk_other(walk, path, pause)
+        except WalkStoppedError:
+            raise
+        except Exception:
+            logger.exception("fs tier: internal error while walking %s", path)
+            self._counters.add("internal_errors")
+            walk.errors += 1
 
     def _walk_other(self, walk: _Walk, path: str, pause: Callable[[], None]) -> None:
         try:
