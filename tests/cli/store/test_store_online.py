@@ -119,10 +119,10 @@ def test_a_chunk_that_is_used_while_gc_works_is_spared(tmp_path: Path) -> None:
         os.utime(path, (long_ago, long_ago))
 
     class UsedMeanwhile(DiskIO):
-        def lstat(self, path: str) -> os.stat_result:
-            if path == str(chunks[1]):
-                os.utime(path)
-            return super().lstat(path)
+        def lstat_in(self, directory: int, name: str) -> os.stat_result:
+            if name == chunks[1].name:
+                os.utime(chunks[1])
+            return super().lstat_in(directory, name)
 
     store = open_root(str(tmp_path), UsedMeanwhile())
     assert run_gc(store, None, (None, 1000.0), dry_run=False, as_json=True)
@@ -182,8 +182,8 @@ def test_what_cannot_be_removed_is_told_and_ends_with_1(tmp_path: Path) -> None:
     make_store(tmp_path, 2)
 
     class Stubborn(DiskIO):
-        def unlink(self, path: str) -> None:
-            raise PermissionError(13, "Permission denied", path)
+        def unlink_in(self, directory: int, name: str) -> None:
+            raise PermissionError(13, "Permission denied", name)
 
     store = open_root(str(tmp_path), Stubborn())
     assert not run_purge(store, None, yes=True, dry_run=False, as_json=True)
@@ -220,11 +220,11 @@ def test_a_disk_that_refuses_everything_is_told_with_a_bounded_number_of_lines(t
     make_store(tmp_path, 1)
 
     class Stubborn(DiskIO):
-        def rmdir(self, path: str) -> None:
-            raise PermissionError(13, "Permission denied", path)
+        def rmdir_in(self, directory: int, name: str) -> None:
+            raise PermissionError(13, "Permission denied", name)
 
     store = open_root(str(tmp_path), Stubborn())
-    removals = [Removal(f"/{n}", 4096, Kind.DIRECTORY, Reason.EMPTY, 0) for n in range(1000)]
+    removals = [Removal(f"{tmp_path}/{n}", 4096, Kind.DIRECTORY, Reason.EMPTY, 0) for n in range(1000)]
     cleaned = Cleaner(store, Accounts(store)).run(removals)
     assert (cleaned.failures, len(cleaned.failed), cleaned.freed_bytes) == (1000, 101, 0)
 

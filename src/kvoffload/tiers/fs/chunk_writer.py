@@ -23,6 +23,7 @@ from kvoffload.tiers.fs.namespace_file import write_namespace
 from kvoffload.tiers.fs.options import Durability
 from kvoffload.tiers.fs.place import ChunkFile, StorePlace
 from kvoffload.tiers.fs.reader import HeaderPages
+from kvoffload.tiers.fs.solid import check_leaf
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -89,7 +90,7 @@ class ChunkWriter:
         self._flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if direct else 0)
         self._local = HeaderPages()
         self._known_leaves: set[str] = set()
-        """Directories that were there a while ago (65,536 at most)."""
+        """Directories that were there a while ago, and no links (65,536 at most)."""
 
     def cost_bytes(self, chunk: ChunkFile) -> int:
         """What storing a chunk can take at most: the file, and the directories above it."""
@@ -180,7 +181,10 @@ class ChunkWriter:
         """The temporary file, and the directories that had to be made for it."""
         for _ in range(_DIRECTORY_ATTEMPTS):
             if leaf not in self._known_leaves:
+                with suppress(FileNotFoundError):
+                    check_leaf(self._disk, leaf)
                 self._make_directory(leaf, made)
+                check_leaf(self._disk, leaf)
                 self._known_leaves.add(leaf)
             try:
                 return self._create(temp)

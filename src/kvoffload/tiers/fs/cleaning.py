@@ -17,7 +17,8 @@ from kvoffload.tiers.fs.collecting import Kind, Reason, Removal
 from kvoffload.tiers.fs.directory import GONE, NAMESPACE_BYTES, NAMESPACE_FILE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
 from kvoffload.tiers.fs.namespace_file import write_namespace
-from kvoffload.tiers.fs.removal import remove_if_same
+from kvoffload.tiers.fs.removal import directory_of, remove_in_if_same
+from kvoffload.tiers.fs.solid import check_directory
 from kvoffload.tiers.fs.store_root import NamespaceInfo, NamespaceState, StoreRoot, describe
 
 _NEWER_NS = 1_000_000_000
@@ -84,8 +85,9 @@ class Cleaner:
         """Remove a chunk that was read and is damaged, if it still is the same file; returns whether it did."""
         counts = self._accounts.counts
         try:
-            if not remove_if_same(self._disk, path, found):
-                return False
+            with directory_of(self._disk, self._store.path, path) as (directory, name):
+                if not remove_in_if_same(self._disk, directory, name, found):
+                    return False
         except OSError as error:
             self._fail(path, error)
             return False
@@ -102,6 +104,7 @@ class Cleaner:
         if found.state is not NamespaceState.READABLE or found.namespace is None:
             return False
         try:
+            check_directory(self._disk, info.path)
             if [entry.name for entry in self._disk.scandir(info.path)] != [NAMESPACE_FILE]:
                 return False
             self._disk.unlink(f"{info.path}/{NAMESPACE_FILE}")
@@ -120,21 +123,25 @@ class Cleaner:
 
     def _remove_file(self, removal: Removal) -> bool:
         try:
-            found = self._disk.lstat(removal.path)
+            with directory_of(self._disk, self._store.path, removal.path) as (directory, name):
+                found = self._disk.lstat_in(directory, name)
+                # Also of a temporary file: another host may have gone on writing it after a long silence.
+                is_used = (
+                    removal.reason is not Reason.PURGED and found.st_mtime_ns > removal.used_ns + _NEWER_NS
+                )
+                if is_used or not is_plain_file(found):
+                    self._spare()
+                    return False
+                return remove_in_if_same(self._disk, directory, name, found)
         except OSError as error:
             if error.errno in GONE:
                 return self._is_gone(removal)
             raise
-        # Also of a temporary file: another host may have gone on writing it after a long silence.
-        is_used = removal.reason is not Reason.PURGED and found.st_mtime_ns > removal.used_ns + _NEWER_NS
-        if is_used or not is_plain_file(found):
-            self._spare()
-            return False
-        return remove_if_same(self._disk, removal.path, found)
 
     def _remove_directory(self, removal: Removal) -> bool:
         try:
-            self._disk.rmdir(removal.path)
+            with directory_of(self._disk, self._store.path, removal.path) as (directory, name):
+                self._disk.rmdir_in(directory, name)
         except OSError as error:
             if error.errno in _NOT_EMPTY:
                 self._spare()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from kvoffload.tiers.fs.directory import GONE, prune, walk_namespace
 from kvoffload.tiers.fs.share import UsageShare
+from kvoffload.tiers.fs.solid import check_leaf
 from kvoffload.tiers.fs.surroundings import Surroundings
 
 
@@ -42,6 +43,8 @@ class Clearing:
         try:
             for leaf in walk_namespace(self._around.disk, self._around.place.directory, self._note):
                 directory = f"{self._around.place.directory}/{leaf.path}"
+                if leaf.chunks and not self._is_solid(directory):
+                    continue
                 for file in leaf.chunks:
                     self._delete(f"{directory}/{file.name}", file.size_bytes)
                 if leaf.chunks:
@@ -49,6 +52,16 @@ class Clearing:
                     self._share.freed(prune(self._around.disk, directory), counts)
         finally:
             self._call_end(self._ended.set)
+
+    def _is_solid(self, directory: str) -> bool:
+        """Whether it is no link that somebody has put there since it was listed."""
+        try:
+            check_leaf(self._around.disk, directory)
+        except OSError as error:
+            if error.errno not in GONE:
+                self._note(directory, error)
+            return False
+        return True
 
     def _delete(self, path: str, size_bytes: int) -> None:
         counts = self._share.counts

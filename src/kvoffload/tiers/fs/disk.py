@@ -87,6 +87,23 @@ class DiskIO:
         """Give a file another name; what was there before is replaced at once."""
         os.rename(source, target)
 
+    def open_directory(self, path: str, above: int | None = None) -> int:
+        """A descriptor of a directory, by its path or by its name in the directory `above`, where it is no link."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if above is None else os.O_NOFOLLOW)
+        return os.open(path, flags, dir_fd=above)
+
+    def lstat_in(self, directory: int, name: str) -> os.stat_result:
+        """What stands under a name in a directory."""
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+
+    def unlink_in(self, directory: int, name: str) -> None:
+        """Take a name away in a directory."""
+        os.unlink(name, dir_fd=directory)
+
+    def rmdir_in(self, directory: int, name: str) -> None:
+        """Remove one empty directory in another one."""
+        os.rmdir(name, dir_fd=directory)
+
     def unlink(self, path: str) -> None:
         """Take a file's name away."""
         os.unlink(path)

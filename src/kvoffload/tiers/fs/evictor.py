@@ -7,6 +7,7 @@ this project, are ever deleted.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
 from kvoffload.tiers.fs.index import ChunkIndex
 from kvoffload.tiers.fs.place import StorePlace
 from kvoffload.tiers.fs.share import UsageShare
+from kvoffload.tiers.fs.solid import check_leaf
 
 _NEWER_S = 1.0
 """A file must have been used by this much later than believed to be spared: clocks and time stamps are coarse."""
@@ -120,12 +122,16 @@ class Evictor:
     def _evict_foreign(self, victim: ForeignChunk) -> int:
         counts = self._share.counts
         try:
+            check_leaf(self._disk, victim.path.rpartition("/")[0])
             found = self._disk.lstat(victim.path)
             if found.st_mtime > victim.used_s + _NEWER_S or not is_plain_file(found):
                 return 0
             self._disk.unlink(victim.path)
         except OSError as error:
-            if error.errno not in GONE:
+            if error.errno == errno.ELOOP:
+                # Swapped for a link since the walk: what is behind it is not ours.
+                self._counters.add("foreign_entries")
+            elif error.errno not in GONE:
                 self._counters.add("undeletable")
                 self._counters.add_error("evict", error)
             return 0

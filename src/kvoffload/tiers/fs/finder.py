@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from enum import Enum
 from typing import NamedTuple
 
 from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
 from kvoffload.tiers.fs.place import ChunkFile, StorePlace
+from kvoffload.tiers.fs.solid import SolidDirectories
 
 
 class Presence(Enum):
@@ -16,7 +18,7 @@ class Presence(Enum):
     ABSENT = "absent"
     PRESENT = "present"
     BLOCKED = "blocked"
-    """Something that is no plain file. It is not ours, so it stays."""
+    """Something that is no plain file, or lies behind a link. It is not ours, so it stays."""
 
 
 class Found(NamedTuple):
@@ -34,19 +36,24 @@ class ChunkFinder:
     Args:
         disk: The disk.
         place: Names and lengths.
+        solid: Which directories are no links.
     """
 
-    def __init__(self, disk: DiskIO, place: StorePlace) -> None:
+    def __init__(self, disk: DiskIO, place: StorePlace, solid: SolidDirectories) -> None:
         self._disk = disk
+        self._solid = solid
         self._place = place
 
     def find(self, chunk: ChunkFile) -> Found:
         """What stands where the chunk shall be stored. Raises OSError."""
         try:
             found = self._disk.lstat(chunk.path)
+            self._solid.check(chunk.path.rpartition("/")[0])
         except OSError as error:
             if error.errno in GONE:
                 return Found(Presence.ABSENT)
+            if error.errno == errno.ELOOP:
+                return Found(Presence.BLOCKED)
             raise
         if not is_plain_file(found):
             return Found(Presence.BLOCKED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 from contextlib import suppress
 
 from kvoffload.errors import ConfigError
@@ -24,6 +25,7 @@ def open_directory(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> boo
             not work.
     """
     try:
+        _refuse_link(disk, place.directory)
         if config.read_only:
             return _open_to_read(disk, place, config)
         for path in (*_parents(place.directory), place.directory):
@@ -47,6 +49,20 @@ def open_directory(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> boo
             "give another root_dir, or direct_io='auto'"
         )
     return works
+
+
+def _refuse_link(disk: DiskIO, directory: str) -> None:
+    """A namespace's directory must be one: behind a link no other engine would count what is stored."""
+    try:
+        mode = disk.lstat(directory).st_mode
+    except OSError:
+        # Not there yet; or what follows finds out.
+        return
+    if stat.S_ISLNK(mode):
+        raise ConfigError(
+            f"fs tier: {directory} is a link; nothing would count or tidy what is behind it. "
+            "Put a directory there, or make root_dir itself the link"
+        )
 
 
 def _open_to_read(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> bool:

@@ -24,6 +24,7 @@ from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
 from kvoffload.tiers.fs.place import ChunkFile, StorePlace
 from kvoffload.tiers.fs.removal import remove_if_same
+from kvoffload.tiers.fs.solid import SolidDirectories
 
 _FOREIGN = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 """Opening something that is no plain file: a link, a socket, a directory."""
@@ -55,6 +56,7 @@ class ChunkReader:
     Args:
         disk: The disk.
         place: Names and lengths.
+        solid: Which directories are no links.
         counters: What is noteworthy.
         direct: Whether to bypass the page cache.
         may_remove: Whether a damaged file is removed.
@@ -64,6 +66,7 @@ class ChunkReader:
         self,
         disk: DiskIO,
         place: StorePlace,
+        solid: SolidDirectories,
         counters: Counters,
         *,
         direct: bool,
@@ -71,6 +74,7 @@ class ChunkReader:
     ) -> None:
         self._disk = disk
         self._place = place
+        self._solid = solid
         self._counters = counters
         self._flags = os.O_RDONLY | (os.O_DIRECT if direct else 0)
         self._may_remove = may_remove
@@ -81,6 +85,7 @@ class ChunkReader:
     def load(self, chunk: ChunkFile, row: memoryview) -> LoadEnd:
         """Fill `row` with the payload of a chunk. Only DONE means that the row holds anything useful."""
         try:
+            self._solid.check(chunk.path.rpartition("/")[0])
             fd = self._open(chunk.path)
         except OSError as error:
             return self._not_readable(error)

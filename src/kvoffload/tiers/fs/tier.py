@@ -46,6 +46,7 @@ from kvoffload.tiers.fs.prober import Prober
 from kvoffload.tiers.fs.reader import ChunkReader
 from kvoffload.tiers.fs.room import FreeSpace, Room
 from kvoffload.tiers.fs.share import UsageShare
+from kvoffload.tiers.fs.solid import SolidDirectories
 from kvoffload.tiers.fs.surroundings import Surroundings
 from kvoffload.tiers.fs.upkeep import Upkeep, UpkeepOptions
 from kvoffload.tiers.fs.usage import UsageFile
@@ -106,7 +107,8 @@ class FsTier(Tier):
         self.name = config.name
         self._config = config
         disk = disk or DiskIO()
-        root = os.path.abspath(os.path.expanduser(config.root_dir))  # noqa: PTH100, PTH111  (lexical only)
+        # The root may be a link. It is resolved once, so that all that follows is about one directory.
+        root = os.path.realpath(os.path.expanduser(config.root_dir))  # noqa: PTH111
         place = StorePlace(root, namespace, payload_bytes, self._new_writer())
         self._direct = open_directory(disk, place, config)
         self._around = Surroundings(disk, place, Counters(), clock, wall_clock)
@@ -127,7 +129,8 @@ class FsTier(Tier):
     def _assemble(self) -> None:
         config, around = self._config, self._around
         disk, place, counters = around.disk, around.place, around.counters
-        finder = ChunkFinder(disk, place)
+        solid = SolidDirectories(disk)
+        finder = ChunkFinder(disk, place, solid)
         self._index = ChunkIndex(self._make_policy, place.file_bytes_of, around.clock, config.negative_ttl_s)
         usage_file = UsageFile(
             disk, f"{place.root}/{SHARED_DIRECTORY}/{USAGE_FILE}", place.writer.text, around.clock
@@ -144,7 +147,7 @@ class FsTier(Tier):
         free_space = FreeSpace(disk, place.root, config.min_free_bytes, around.clock)
         room = self._room = Room(config.max_bytes, free_space, self._share, evictor, counters)
         self._reader = ChunkReader(
-            disk, place, counters, direct=self._direct, may_remove=not config.read_only
+            disk, place, solid, counters, direct=self._direct, may_remove=not config.read_only
         )
         writer = ChunkWriter(disk, place, finder, counters, config.durability, direct=self._direct)
         operations = Operations(
