@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from kvoffload.errors import ConfigError
 from kvoffload.layout.chunk_format import ALIGNMENT_BYTES
@@ -15,6 +17,21 @@ from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.namespace_file import check_namespace, read_namespace, write_namespace
 from kvoffload.tiers.fs.options import DirectIo, FsTierConfig
 from kvoffload.tiers.fs.place import StorePlace
+
+logger = logging.getLogger(__name__)
+
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
+"""States of a disk, which may end, and no mistakes of who configured it. What is there can still be loaded."""
+_MAY_NOT = "give a directory that this user may write, or read_only=true"
+_NO_PATH = "a part of this path is no directory; give a directory"
+_OTHERWISE = "give another root_dir, or mend the file system"
+_MENDING = {
+    errno.EACCES: _MAY_NOT,
+    errno.EPERM: _MAY_NOT,
+    errno.ENOTDIR: _NO_PATH,
+    errno.ELOOP: _NO_PATH,
+    errno.ENAMETOOLONG: "give a shorter root_dir",
+}
 
 
 def open_directory(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> bool:
@@ -28,20 +45,11 @@ def open_directory(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> boo
         _refuse_link(disk, place.directory)
         if config.read_only:
             return _open_to_read(disk, place, config)
-        for path in (*_parents(place.directory), place.directory):
-            with suppress(FileExistsError):
-                disk.mkdir(path)
-        found = read_namespace(disk, place.directory)
-        check_namespace(found, place.namespace, place.directory)
-        if found is None:
-            write_namespace(disk, place.directory, place.namespace, place.next_temp_name())
-        if config.direct_io is DirectIo.OFF:
-            return False
-        works = probe_direct(disk, place.directory, place.next_temp_name())
+        works = _open_to_write(disk, place, config)
     except OSError as error:
         raise ConfigError(
             f"fs tier: root_dir={config.root_dir!r} cannot be used: {error.strerror} ({error.filename or place.directory}); "
-            "give a directory that this user may write, or read_only=true"
+            f"{_MENDING.get(error.errno or 0, _OTHERWISE)}"
         ) from error
     if config.direct_io is DirectIo.ON and not works:
         raise ConfigError(
@@ -65,16 +73,66 @@ def _refuse_link(disk: DiskIO, directory: str) -> None:
         )
 
 
+def _open_to_write(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> bool:
+    """Step by step: one that a sick disk fails must not hide what the next one would have found."""
+    trouble = _Trouble(config.root_dir)
+    with trouble.tolerated():
+        for path in (*_parents(place.directory), place.directory):
+            with suppress(FileExistsError):
+                disk.mkdir(path)
+    with trouble.tolerated():
+        found = read_namespace(disk, place.directory)
+        check_namespace(found, place.namespace, place.directory)
+        if found is None:
+            write_namespace(disk, place.directory, place.namespace, place.next_temp_name())
+    if config.direct_io is DirectIo.OFF:
+        return False
+    with trouble.tolerated():
+        # In a directory that could not be made there is nothing to be found out.
+        return bool(trouble.errors) or probe_direct(disk, place.directory, place.next_temp_name())
+    # Not known; each file falls back by itself.
+    return True
+
+
+class _Trouble:
+    """What the disk refuses for now: told once. The tier opens all the same, skips what fails, and recovers by itself."""
+
+    def __init__(self, root_dir: str) -> None:
+        self._root_dir = root_dir
+        self.errors: list[OSError] = []
+
+    @contextmanager
+    def tolerated(self) -> Iterator[None]:
+        """Pass over what may pass; everything else is raised."""
+        try:
+            yield
+        except OSError as error:
+            is_consequence = bool(self.errors) and error.errno == errno.ENOENT
+            if error.errno not in _PASSING and not is_consequence:
+                raise
+            if not self.errors:
+                logger.warning(
+                    "fs tier: root_dir=%r: %s (%s); it is opened all the same, and stores are skipped until that ends",
+                    self._root_dir,
+                    error.strerror,
+                    error.filename or "no file named",
+                )
+            self.errors.append(error)
+
+
 def _open_to_read(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> bool:
+    trouble = _Trouble(config.root_dir)
     try:
-        disk.lstat(place.root)
+        with trouble.tolerated():
+            disk.lstat(place.root)
     except OSError as error:
         if error.errno in GONE:
             raise ConfigError(
                 f"fs tier: root_dir={config.root_dir!r} does not exist, and with read_only it is not made"
             ) from error
         raise
-    check_namespace(read_namespace(disk, place.directory), place.namespace, place.directory)
+    with trouble.tolerated():
+        check_namespace(read_namespace(disk, place.directory), place.namespace, place.directory)
     # Nothing may be written to find out; each file falls back by itself.
     return config.direct_io is not DirectIo.OFF
 
