@@ -87,11 +87,12 @@ def _open_to_write(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> boo
             write_namespace(disk, place.directory, place.namespace, place.next_temp_name())
     if config.direct_io is DirectIo.OFF:
         return False
-    with trouble.tolerated():
-        # In a directory that could not be made there is nothing to be found out.
-        return bool(trouble.errors) or probe_direct(disk, place.directory, place.next_temp_name())
-    # Not known; each file falls back by itself.
-    return True
+    # Where it cannot be found out, each file falls back by itself.
+    works = True
+    if not trouble.errors:
+        with trouble.tolerated():
+            works = probe_direct(disk, place.directory, place.next_temp_name())
+    return works
 
 
 class _Trouble:

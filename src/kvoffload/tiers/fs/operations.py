@@ -122,6 +122,7 @@ class Operations:
 
     def _load(self, part: Slice) -> SliceEnd:
         outcomes: dict[OffloadKey, Outcome] = {}
+        gone: set[OffloadKey] = set()
         moved = 0
         counts = self._share.counts
         for entry in part.entries:
@@ -129,15 +130,18 @@ class Operations:
                 outcomes[entry.key] = Outcome.MISSING
                 continue
             chunk = self._around.place.chunk_file(entry.key)
-            outcome, freed = self._reader.load(chunk, entry.buffer)
-            if freed:
-                self._share.freed(freed, counts)
+            end = self._reader.load(chunk, entry.buffer)
+            outcome = end.outcome
+            if end.freed_bytes:
+                self._share.freed(end.freed_bytes, counts)
+            if end.is_given_up:
+                gone.add(entry.key)
             if self._is_void(part):
                 outcome = Outcome.MISSING
             outcomes[entry.key] = outcome
             moved += chunk.payload_bytes if outcome is Outcome.DONE else 0
-        gone = (Outcome.MISSING, Outcome.CORRUPT)
-        self._index.set_absent([key for key, outcome in outcomes.items() if outcome in gone])
+        gone.update(key for key, outcome in outcomes.items() if outcome in (Outcome.MISSING, Outcome.CORRUPT))
+        self._index.set_absent(sorted(gone))
         if not self._is_void(part):
             self._index.confirm(self._uses(part, {key for key in outcomes if outcomes[key] is Outcome.DONE}))
         return SliceEnd(outcomes, moved)

@@ -25,6 +25,7 @@ from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
 from kvoffload.tiers.fs.place import ChunkFile, StorePlace
 from kvoffload.tiers.fs.removal import remove_if_same
 from kvoffload.tiers.fs.solid import SolidDirectories
+from kvoffload.tiers.fs.unreadable import OF_ONE_FILE, Unreadable
 
 _FOREIGN = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 """Opening something that is no plain file: a link, a socket, a directory."""
@@ -41,6 +42,8 @@ class LoadEnd(NamedTuple):
 
     outcome: Outcome
     freed_bytes: int = 0
+    is_given_up: bool = False
+    """It could not be read, and counts as not there from now on."""
 
 
 class HeaderPages(threading.local):
@@ -59,7 +62,7 @@ class ChunkReader:
         solid: Which directories are no links.
         counters: What is noteworthy.
         direct: Whether to bypass the page cache.
-        may_remove: Whether a damaged file is removed.
+        unreadable: Judges files that cannot be read. None in a tier that only reads: nothing is removed or replaced.
     """
 
     def __init__(
@@ -70,14 +73,15 @@ class ChunkReader:
         counters: Counters,
         *,
         direct: bool,
-        may_remove: bool,
+        unreadable: Unreadable | None = None,
     ) -> None:
         self._disk = disk
         self._place = place
         self._solid = solid
         self._counters = counters
         self._flags = os.O_RDONLY | (os.O_DIRECT if direct else 0)
-        self._may_remove = may_remove
+        self._may_remove = unreadable is not None
+        self._unreadable = unreadable
         self._local = HeaderPages()
         self.not_before_ns = 0
         """Chunks that were created earlier (nanoseconds since the epoch) are void."""
@@ -88,7 +92,7 @@ class ChunkReader:
             self._solid.check(chunk.path.rpartition("/")[0])
             fd = self._open(chunk.path)
         except OSError as error:
-            return self._not_readable(error)
+            return self._not_readable(error, chunk)
         # The open descriptor keeps the bytes, whoever deletes the file meanwhile.
         try:
             found = self._disk.fstat(fd)
@@ -97,10 +101,12 @@ class ChunkReader:
                 return LoadEnd(Outcome.MISSING)
             damage = self._read(fd, found.st_size, chunk, row)
         except OSError as error:
-            return self._not_readable(error)
+            return self._not_readable(error, chunk)
         finally:
             with suppress(OSError):
                 self._disk.close(fd)
+        if self._unreadable is not None:
+            self._unreadable.read_well()
         return LoadEnd(Outcome.DONE) if damage is None else self._damaged(chunk, found, damage)
 
     def _open(self, path: str) -> int:
@@ -143,14 +149,25 @@ class ChunkReader:
         found = decode_header(page[: self._disk.read_into(fd, [page])])
         return found if isinstance(found, Damage) else Damage.LENGTH
 
-    def _not_readable(self, error: OSError) -> LoadEnd:
+    def _not_readable(self, error: OSError, chunk: ChunkFile) -> LoadEnd:
         if error.errno in GONE:
             return LoadEnd(Outcome.MISSING)
         if error.errno in _FOREIGN:
             self._counters.add("foreign_entries")
             return LoadEnd(Outcome.MISSING)
         self._counters.add_error("load", error)
-        return LoadEnd(Outcome.FAILED)
+        return LoadEnd(Outcome.FAILED, is_given_up=error.errno in OF_ONE_FILE and self._give_up(chunk))
+
+    def _give_up(self, chunk: ChunkFile) -> bool:
+        """Have the next store replace this file, if others can be read; returns whether it is so."""
+        if self._unreadable is None or not self._unreadable.is_given_up():
+            return False
+        try:
+            self._place.bad_files.add(chunk.key, self._disk.lstat(chunk.path))
+        except OSError:
+            return False
+        self._counters.add("unreadable_files")
+        return True
 
     def _damaged(self, chunk: ChunkFile, found: os.stat_result, damage: Damage | Void) -> LoadEnd:
         if damage is Damage.UNKNOWN_VERSION:

@@ -48,6 +48,7 @@ from kvoffload.tiers.fs.room import FreeSpace, Room
 from kvoffload.tiers.fs.share import UsageShare
 from kvoffload.tiers.fs.solid import SolidDirectories
 from kvoffload.tiers.fs.surroundings import Surroundings
+from kvoffload.tiers.fs.unreadable import Unreadable
 from kvoffload.tiers.fs.upkeep import Upkeep, UpkeepOptions
 from kvoffload.tiers.fs.usage import UsageFile
 from kvoffload.tiers.fs.walker import Walker
@@ -146,9 +147,8 @@ class FsTier(Tier):
         )
         free_space = FreeSpace(disk, place.root, config.min_free_bytes, around.clock)
         room = self._room = Room(config.max_bytes, free_space, self._share, evictor, counters)
-        self._reader = ChunkReader(
-            disk, place, solid, counters, direct=self._direct, may_remove=not config.read_only
-        )
+        unreadable = None if config.read_only else Unreadable(around.clock)
+        self._reader = ChunkReader(disk, place, solid, counters, direct=self._direct, unreadable=unreadable)
         writer = ChunkWriter(disk, place, finder, counters, config.durability, direct=self._direct)
         operations = Operations(
             around,
