@@ -108,7 +108,13 @@ class Shelf:
         return self._baselines[key][0]
 
     def _baseline(self, model: str, tp: int) -> Engine:
-        settings = EngineSettings(model=self.model(model), blocks=BASELINE_BLOCKS[model], tp=tp)
+        settings = EngineSettings(
+            model=self.model(model),
+            blocks=BASELINE_BLOCKS[model],
+            tp=tp,
+            # Where steps end changes how states are rounded.
+            engine_args={} if model == "llama" else GROUPS_STEPS,
+        )
         engine = self._baseline_engine
         if engine is None or not engine.alive or engine.settings.key != settings.key:
             if engine is not None:
