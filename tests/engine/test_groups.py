@@ -164,6 +164,24 @@ def test_concurrent_prompts_are_stored_and_loaded(subject: FsSubject) -> None:
         assert counted[expected] > 0
 
 
+@on("gemma3-canonical", "lfm2-canonical", "qwen3-next-canonical")
+def test_what_one_tensor_parallel_size_has_stored_another_one_loads(subject: FsSubject) -> None:
+    groups, prompts = _groups(subject), PROMPTS[:2]
+    # There and back, so that the engine ends as the kind that it is.
+    for stores, loads in ((1, 2), (2, 1)):
+        assert subject.tp == stores
+        subject.engine.generate(prompts)
+        subject.restart(tp=loads)
+        with subject.counting() as counted:
+            found = subject.engine.generate(prompts)
+        assert counted[_done("load")] == counted["kvoffload_loaded_chunks"] == groups.loaded * len(prompts)
+        assert counted["kvoffload_stored_chunks"] == 0
+        assert [output.cached_tokens for output in found] == [BOUNDARY] * len(prompts)
+        gaps = [distance(ours, theirs) for ours, theirs in zip(found, subject.cold(prompts), strict=True)]
+        assert max(gaps) <= subject.other_tp_tolerance, gaps
+        subject.clear()
+
+
 @on("gemma3-faults", "lfm2-faults")
 @pytest.mark.parametrize("name", ["all", "first", "last"])
 def test_a_chunk_that_fails_in_one_group_voids_the_load_of_all(subject: Subject, name: str) -> None:
