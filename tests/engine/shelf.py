@@ -158,7 +158,6 @@ class Subject:
         blocks: int = BLOCKS,
         cold_tolerance: float = SAME_COMPUTATION,
         warm_tolerance: float = SAME_COMPUTATION,
-        other_tp_tolerance: float = SAME_MATHS,
         options: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
@@ -168,7 +167,6 @@ class Subject:
         self.model = shelf.model(model)
         self.cold_tolerance = cold_tolerance
         self.warm_tolerance = warm_tolerance
-        self.other_tp_tolerance = other_tp_tolerance
         self._folder = folder
         self._faults_path = folder / "faults.json"
         self._journal_path = folder / "journal.jsonl"
@@ -363,8 +361,6 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
     "qwen3-next": _groups_kind("qwen3-next", model="qwen3-next"),
     "qwen3-next-tp2": _groups_kind("qwen3-next-tp2", model="qwen3-next", tp=2),
     "gemma3-canonical": _groups_kind("gemma3-canonical", model="gemma3", canonical=True),
-    "lfm2-canonical": _groups_kind("lfm2-canonical", model="lfm2", canonical=True),
-    "qwen3-next-canonical": _groups_kind("qwen3-next-canonical", model="qwen3-next", canonical=True),
     "fs": lambda shelf, folder: FsSubject(shelf, folder, kind="fs"),
     "fs-canonical": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-canonical", canonical=True),
     "fs-tp2": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-tp2", tp=2),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from expect import DAMAGED, SAME_MATHS, assert_equal_outputs, distance
+from expect import DAMAGED, SAME_COMPUTATION, SAME_MATHS, assert_equal_outputs, distance
 from faulty_spec import Fault
 from kinds import on
 from shelf import FsSubject, Subject
@@ -88,12 +88,12 @@ def test_evicted_prompts_come_back_and_so_they_do_after_a_restart(subject: FsSub
 
 
 def _damage(path: Path) -> None:
-    """Valid numbers and a valid checksum, in the wrong places."""
+    """The signs of all numbers turned, under a valid checksum."""
     content = bytearray(path.read_bytes())
     header = decode_header(content[:HEADER_BYTES])
     assert isinstance(header, ChunkHeader)
     payload = np.frombuffer(content, np.uint8)[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
-    payload[:] = np.roll(payload, 1024)
+    payload[1::2] ^= 0x80
     encode_header(
         dataclasses.replace(header, payload_checksum=checksum(payload.tobytes())),
         memoryview(content)[:HEADER_BYTES],
@@ -104,7 +104,8 @@ def _damage(path: Path) -> None:
 @on(*MODELS)
 def test_negative_control_damage_in_any_single_group_changes_the_output(subject: FsSubject) -> None:
     groups = 1 + _groups(subject).windows + _groups(subject).states
-    prompts = PROMPTS[: groups + 1]
+    # A state shows in the tokens right behind it.
+    prompts = [prompt[: BOUNDARY + 6] for prompt in PROMPTS[: groups + 1]]
     cold = subject.cold(prompts)
     seen: set[Path] = set()
     for index, prompt in enumerate(prompts):
@@ -121,7 +122,7 @@ def test_negative_control_damage_in_any_single_group_changes_the_output(subject:
     assert [output.cached_tokens for output in found] == [BOUNDARY] * len(prompts)
     gaps = [distance(ours, theirs) for ours, theirs in zip(found, cold, strict=True)]
     assert all(gap > DAMAGED for gap in gaps[:-1]), gaps
-    assert gaps[-1] <= max(SAME_MATHS, subject.cold_tolerance), gaps
+    assert gaps[-1] <= SAME_COMPUTATION, gaps
 
 
 @on(*MODELS)
@@ -164,7 +165,7 @@ def test_concurrent_prompts_are_stored_and_loaded(subject: FsSubject) -> None:
         assert counted[expected] > 0
 
 
-@on("gemma3-canonical", "lfm2-canonical", "qwen3-next-canonical")
+@on("gemma3-canonical")
 def test_what_one_tensor_parallel_size_has_stored_another_one_loads(subject: FsSubject) -> None:
     groups, prompts = _groups(subject), PROMPTS[:2]
     # There and back, so that the engine ends as the kind that it is.
@@ -178,7 +179,7 @@ def test_what_one_tensor_parallel_size_has_stored_another_one_loads(subject: FsS
         assert counted["kvoffload_stored_chunks"] == 0
         assert [output.cached_tokens for output in found] == [BOUNDARY] * len(prompts)
         gaps = [distance(ours, theirs) for ours, theirs in zip(found, subject.cold(prompts), strict=True)]
-        assert max(gaps) <= subject.other_tp_tolerance, gaps
+        assert max(gaps) <= SAME_MATHS, gaps
         subject.clear()
 
 

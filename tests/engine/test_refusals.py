@@ -229,6 +229,12 @@ def test_groups_that_are_not_proven_are_refused(
     assert all(word in text for word in words), text
 
 
+def test_a_canonical_layout_of_states_is_refused_and_one_of_windows_is_portable(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, options={"canonical_layout": True})
+    assert "canonical_layout" in _refusal(engine, _cache(FULL, STATE), ConfigError)
+    assert build_offloading_config(engine, _cache(FULL, WINDOW)).parallel.is_parallelism_agnostic
+
+
 def test_large_chunks_of_windows_are_refused(tmp_path: Path) -> None:
     text = _refusal(_engine(tmp_path, options={"blocks_per_chunk": 2}), _cache(FULL, WINDOW), ConfigError)
     assert "blocks_per_chunk" in text
