@@ -108,7 +108,13 @@ class Shelf:
         return self._baselines[key][0]
 
     def _baseline(self, model: str, tp: int) -> Engine:
-        settings = EngineSettings(model=self.model(model), blocks=BASELINE_BLOCKS[model], tp=tp)
+        settings = EngineSettings(
+            model=self.model(model),
+            blocks=BASELINE_BLOCKS[model],
+            tp=tp,
+            # Where steps end changes how states are rounded.
+            engine_args={} if model == "llama" else GROUPS_STEPS,
+        )
         engine = self._baseline_engine
         if engine is None or not engine.alive or engine.settings.key != settings.key:
             if engine is not None:
@@ -354,6 +360,7 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
     "lfm2-tp2": _groups_kind("lfm2-tp2", model="lfm2", tp=2),
     "qwen3-next": _groups_kind("qwen3-next", model="qwen3-next"),
     "qwen3-next-tp2": _groups_kind("qwen3-next-tp2", model="qwen3-next", tp=2),
+    "gemma3-canonical": _groups_kind("gemma3-canonical", model="gemma3", canonical=True),
     "fs": lambda shelf, folder: FsSubject(shelf, folder, kind="fs"),
     "fs-canonical": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-canonical", canonical=True),
     "fs-tp2": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-tp2", tp=2),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from expect import DAMAGED, SAME_MATHS, assert_equal_outputs, distance
+from expect import DAMAGED, SAME_COMPUTATION, SAME_MATHS, assert_equal_outputs, distance
 from faulty_spec import Fault
 from kinds import on
 from shelf import FsSubject, Subject
@@ -88,12 +88,12 @@ def test_evicted_prompts_come_back_and_so_they_do_after_a_restart(subject: FsSub
 
 
 def _damage(path: Path) -> None:
-    """Valid numbers and a valid checksum, in the wrong places."""
+    """The signs of all numbers turned, under a valid checksum."""
     content = bytearray(path.read_bytes())
     header = decode_header(content[:HEADER_BYTES])
     assert isinstance(header, ChunkHeader)
     payload = np.frombuffer(content, np.uint8)[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
-    payload[:] = np.roll(payload, 1024)
+    payload[1::2] ^= 0x80
     encode_header(
         dataclasses.replace(header, payload_checksum=checksum(payload.tobytes())),
         memoryview(content)[:HEADER_BYTES],
@@ -104,7 +104,8 @@ def _damage(path: Path) -> None:
 @on(*MODELS)
 def test_negative_control_damage_in_any_single_group_changes_the_output(subject: FsSubject) -> None:
     groups = 1 + _groups(subject).windows + _groups(subject).states
-    prompts = PROMPTS[: groups + 1]
+    # A state shows in the tokens right behind it.
+    prompts = [prompt[: BOUNDARY + 6] for prompt in PROMPTS[: groups + 1]]
     cold = subject.cold(prompts)
     seen: set[Path] = set()
     for index, prompt in enumerate(prompts):
@@ -121,7 +122,7 @@ def test_negative_control_damage_in_any_single_group_changes_the_output(subject:
     assert [output.cached_tokens for output in found] == [BOUNDARY] * len(prompts)
     gaps = [distance(ours, theirs) for ours, theirs in zip(found, cold, strict=True)]
     assert all(gap > DAMAGED for gap in gaps[:-1]), gaps
-    assert gaps[-1] <= max(SAME_MATHS, subject.cold_tolerance), gaps
+    assert gaps[-1] <= SAME_COMPUTATION, gaps
 
 
 @on(*MODELS)
@@ -153,14 +154,33 @@ def test_a_prompt_that_ends_on_a_block_edge_never_goes_on_from_its_own_end(subje
     assert_equal_outputs(found, cold, max(SAME_MATHS, subject.cold_tolerance))
 
 
-@on(*MODELS)
+@on("gemma3")
 def test_concurrent_prompts_are_stored_and_loaded(subject: FsSubject) -> None:
+    # Of windows only: where steps end changes how this engine rounds states, by 0.1 and more.
     cold = subject.cold(PROMPTS)
     for expected in ("kvoffload_stored_chunks", "kvoffload_loaded_chunks"):
         with subject.counting() as counted:
             found = subject.engine.generate(PROMPTS, one_by_one=False)
         assert_equal_outputs(found, cold, max(SAME_MATHS, subject.cold_tolerance))
         assert counted[expected] > 0
+
+
+@on("gemma3-canonical")
+def test_what_one_tensor_parallel_size_has_stored_another_one_loads(subject: FsSubject) -> None:
+    groups, prompts = _groups(subject), PROMPTS[:2]
+    # There and back, so that the engine ends as the kind that it is.
+    for stores, loads in ((1, 2), (2, 1)):
+        assert subject.tp == stores
+        subject.engine.generate(prompts)
+        subject.restart(tp=loads)
+        with subject.counting() as counted:
+            found = subject.engine.generate(prompts)
+        assert counted[_done("load")] == counted["kvoffload_loaded_chunks"] == groups.loaded * len(prompts)
+        assert counted["kvoffload_stored_chunks"] == 0
+        assert [output.cached_tokens for output in found] == [BOUNDARY] * len(prompts)
+        gaps = [distance(ours, theirs) for ours, theirs in zip(found, subject.cold(prompts), strict=True)]
+        assert max(gaps) <= SAME_MATHS, gaps
+        subject.clear()
 
 
 @on("gemma3-faults", "lfm2-faults")
@@ -176,8 +196,8 @@ def test_a_chunk_that_fails_in_one_group_voids_the_load_of_all(subject: Subject,
         found = subject.engine.generate(prompt)
     assert_equal_outputs(found, cold, SAME_MATHS)
     assert found[0].finish_reason == "length"
-    lost = groups.loaded if name == "all" else 1
-    assert counted["kvoffload_load_failed_chunks"] == lost
+    lost = counted["kvoffload_load_failed_chunks"]
+    assert lost == groups.loaded if name == "all" else 0 < lost < groups.loaded
     subject.faults()
     subject.evict_device()
     with subject.counting() as counted:

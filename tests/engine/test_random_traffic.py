@@ -91,7 +91,7 @@ class Traffic:
         self._engine.reset(connector=True)
 
 
-@on("tp1", "async", "small-steps", "no-device-cache", "tp2")
+@on("tp1", "async", "small-steps", "no-device-cache", "tp2", "gemma3-faults")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_finished_output_is_right(subject: Subject, seed: int) -> None:
     wanted = subject.cold(POOL, max_tokens=ANSWER)

@@ -15,10 +15,13 @@ from shelf import BLOCKS, Shelf
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 from vllm.v1.kv_cache_interface import (  # noqa: E402
+    ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    MambaSpec,
     MLAAttentionSpec,
     SinkFullAttentionSpec,
     SlidingWindowSpec,
@@ -33,6 +36,16 @@ LAYERS = ["layer.0", "layer.1"]
 FULL = FullAttentionSpec(block_size=128, num_kv_heads=4, head_size=64, dtype=torch.float32)
 WINDOW = SlidingWindowSpec(
     block_size=128, num_kv_heads=4, head_size=64, dtype=torch.float32, sliding_window=256
+)
+STATE = MambaSpec(
+    block_size=128,
+    shapes=((2, 256),),
+    dtypes=(torch.bfloat16,),
+    page_size_padded=262_144,
+    mamba_cache_mode="align",
+)
+LOCAL = ChunkedLocalAttentionSpec(
+    block_size=128, num_kv_heads=4, head_size=64, dtype=torch.float32, attention_chunk_size=256
 )
 NUM_BLOCKS = 10
 PAGE_BYTES = FULL.page_size_bytes
@@ -72,6 +85,7 @@ def _engine(tmp_path: Path, *, options: dict[str, Any] | None = None, **changes:
         enable_prefix_caching=True,
         prefix_caching_hash_algo="sha256",
         kv_cache_layout="LBHNC",
+        prefix_match_unit=changes.get("prefix_match_unit"),
     )
     for name, value in changes.items():
         for part in (parallel, cache):
@@ -94,12 +108,14 @@ def _engine(tmp_path: Path, *, options: dict[str, Any] | None = None, **changes:
             quantization=changes.get("quantization"),
             dtype=changes.get("dtype", torch.float32),
             seed=changes.get("seed", 0),
+            get_total_num_kv_heads=lambda: 4,
+            hf_text_config=SimpleNamespace(to_dict=dict),
         ),
-        load_config=SimpleNamespace(load_format=changes.get("load_format", "auto")),
+        load_config=SimpleNamespace(load_format=changes.get("load_format", "auto"), download_dir=None),
         device_config=SimpleNamespace(device_type=changes.get("device_type", "cpu")),
         speculative_config=changes.get("speculative_config"),
         kv_events_config=None,
-        use_v2_model_runner=False,
+        use_v2_model_runner=changes.get("use_v2_model_runner", False),
     )
 
 
@@ -158,15 +174,70 @@ def test_what_changes_the_numbers_of_a_checkpoint_changes_the_namespace(
     assert plain.digest != changed.digest
 
 
-def test_several_groups_are_refused(tmp_path: Path) -> None:
-    text = _refusal(_engine(tmp_path), _cache(FULL, WINDOW))
-    assert "2 group(s)" in text
-    assert "FullAttentionSpec" in text
-    assert "SlidingWindowSpec" in text
+def test_windows_and_states_beside_full_attention_are_accepted(tmp_path: Path) -> None:
+    config = build_offloading_config(_engine(tmp_path), _cache(FULL, WINDOW, STATE))
+    assert [group.reach_tokens for group in config.groups] == [None, 255, 1]
+    assert [group.is_state for group in config.groups] == [False, False, True]
+    # Of a state what it is made of, not what its page is padded to.
+    assert [group.worker_kv_bytes_per_block for group in config.groups] == [2 * PAGE_BYTES] * 2 + [2 * 1024]
+    assert (config.cache.tokens_per_hash, config.cache.boundary_unit_tokens) == (128, 128)
+    OffloadingSpecFactory.create(config).close()
 
 
-def test_sliding_windows_are_refused(tmp_path: Path) -> None:
-    assert "SlidingWindowSpec" in _refusal(_engine(tmp_path), _cache(WINDOW))
+def test_odd_groups_start_and_those_that_cannot_be_found_by_prefix_are_left_out(tmp_path: Path) -> None:
+    sizes = {"block_size": 3584}
+    scratch = CircularBufferSpec(block_size=4, num_kv_heads=1, head_size=64, dtype=torch.float32)
+    full, window = dataclasses.replace(FULL, **sizes), dataclasses.replace(WINDOW, **sizes)
+    cache = _cache(full, scratch, window, dataclasses.replace(FULL, block_size=64))
+    config = build_offloading_config(_engine(tmp_path, options={"cpu_bytes_to_use": "4GiB"}), cache)
+    assert [group.group_id for group in config.groups] == [0, 2, 3]
+    assert config.cache.tokens_per_hash == 64
+    assert config.cache.boundary_unit_tokens == 3584
+    OffloadingSpecFactory.create(config).close()
+
+
+def test_a_chunk_in_tokens_that_does_not_fit_all_groups_is_refused_with_the_other_option(
+    tmp_path: Path,
+) -> None:
+    cache = _cache(dataclasses.replace(FULL, block_size=16), dataclasses.replace(WINDOW, block_size=32))
+    text = _refusal(_engine(tmp_path, options={"block_size": 64}), cache, ConfigError)
+    assert all(word in text for word in ("block_size=64", "group 0: 16", "group 1: 32", "blocks_per_chunk"))
+
+
+@pytest.mark.parametrize(
+    ("specs", "changes", "words"),
+    [
+        ((WINDOW,), {}, ["1 group(s)", "SlidingWindowSpec"]),
+        ((WINDOW, STATE), {}, ["2 group(s)", "MambaSpec"]),
+        ((FULL, LOCAL), {}, ["ChunkedLocalAttentionSpec"]),
+        ((FULL, WINDOW), {"enable_prefix_caching": False}, ["--enable-prefix-caching"]),
+        ((FULL, WINDOW), {"use_v2_model_runner": True}, ["model runner"]),
+        (
+            (FULL, WINDOW),
+            {"speculative_config": SimpleNamespace(method="ngram", use_eagle=lambda: False)},
+            ["speculative"],
+        ),
+        ((FULL, dataclasses.replace(STATE, mamba_cache_mode="none")), {}, ["--mamba-cache-mode align"]),
+        ((FULL, STATE), {"prefix_match_unit": 64}, ["hash unit of 64"]),
+    ],
+    ids=str,
+)
+def test_groups_that_are_not_proven_are_refused(
+    tmp_path: Path, specs: tuple[Any, ...], changes: dict[str, Any], words: list[str]
+) -> None:
+    text = _refusal(_engine(tmp_path, **changes), _cache(*specs))
+    assert all(word in text for word in words), text
+
+
+def test_a_canonical_layout_of_states_is_refused_and_one_of_windows_is_portable(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, options={"canonical_layout": True})
+    assert "canonical_layout" in _refusal(engine, _cache(FULL, STATE), ConfigError)
+    assert build_offloading_config(engine, _cache(FULL, WINDOW)).parallel.is_parallelism_agnostic
+
+
+def test_large_chunks_of_windows_are_refused(tmp_path: Path) -> None:
+    text = _refusal(_engine(tmp_path, options={"blocks_per_chunk": 2}), _cache(FULL, WINDOW), ConfigError)
+    assert "blocks_per_chunk" in text
 
 
 def test_a_subclass_of_full_attention_that_is_not_known_is_refused(tmp_path: Path) -> None:
@@ -302,8 +373,8 @@ def test_a_real_start_with_more_than_the_machine_has_is_refused_on_all_workers(s
         _assert_one_line(own, "RegionSizeError", "needed", "available", "cpu_bytes_to_use")
 
 
-def test_a_real_start_of_a_hybrid_model_is_refused(shelf: Shelf) -> None:
-    log = _refused_start(shelf, "hybrid", _settings(shelf, model="gemma3", blocks=70))
-    _assert_one_line(
-        log, "UnsupportedModelError", "3 group(s)", "SlidingWindowSpec", "start without the connector"
+def test_a_real_start_of_a_hybrid_model_with_large_chunks_is_refused(shelf: Shelf) -> None:
+    log = _refused_start(
+        shelf, "hybrid", _settings(shelf, model="gemma3", blocks=70, options={"blocks_per_chunk": 2})
     )
+    _assert_one_line(log, "ConfigError", "chunks of 2 blocks", "leave blocks_per_chunk")

@@ -175,6 +175,39 @@ def test_a_chunk_that_vanished_in_any_group_is_marked_and_the_request_starts_ane
     assert side.match("b") == 0
 
 
+def test_a_request_whose_load_failed_in_one_group_is_computed_and_offered_nothing(
+    side: SchedulerSide,
+) -> None:
+    store(side, "abcd", [4])
+    side.add("b", "abcde")
+    assert side.match("b") == 16
+    job = allocate(side, "b", [range(1, 5), [0, 0, 13, 14], [0, 0, 0, 24]], 16)
+    slot = next(int(part.slots[1]) for part in job.parts if part.group == WINDOW)
+    side.report(job, failed=[(WINDOW, slot)])
+    assert side.match("b") == 0
+    # Its prompt is stored again as far as it is lost, and others load it.
+    tables = [range(31, 36), range(41, 46), [0, 0, 0, 54, 55]]
+    (again,) = side.step(run("b", tables, 20)).stores
+    side.report(again)
+    side.add("c", "abcd")
+    assert side.match("c") == 16
+
+
+def test_an_idle_engine_that_never_takes_an_offer_is_made_to_compute(side: SchedulerSide) -> None:
+    store(side, "abcd", [4])
+    side.add("b", "abcde")
+    for _ in range(2):
+        assert side.match("b") == 16
+        side.step()
+    # A busy engine may be short of blocks for as long as it likes.
+    assert side.match("b") == 16
+    side.step(run("x", None, 1, replaces=False))
+    for _ in range(3):
+        assert side.match("b") == 16
+        side.step()
+    assert side.match("b") == 0
+
+
 # -- with a tier below -------------------------------------------------------------------------------------------
 
 

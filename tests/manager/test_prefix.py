@@ -46,7 +46,7 @@ def by_definition(groups: Sequence[GroupChunks], span: Span) -> int:
     )
 
 
-@pytest.mark.parametrize(("first", "second"), itertools.product(KINDS, KINDS))
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(KINDS, KINDS)))
 def test_two_groups_of_every_kind_and_every_pattern_of_chunks(first: int | None, second: int | None) -> None:
     patterns = list(itertools.product((False, True), repeat=4))
     for computed, limit in itertools.product((0, 2, 4), (None, 7)):

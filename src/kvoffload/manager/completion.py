@@ -76,8 +76,10 @@ class Completion:
             return
         state.load_jobs.remove(job.job_id)
         if bad:
-            # With several groups the engine computes the whole prompt anew.
-            state.restart_stores(min(move.chunk_index for move in bad) if len(state.groups) == 1 else 0)
+            several = len(state.groups) > 1
+            state.restart_stores(0 if several else min(move.chunk_index for move in bad))
+            # It asks again, but still counts the blocks of the load that failed as needed: it would not find room.
+            state.computes_all = state.computes_all or several
 
 
 def _split(job: Job) -> tuple[list[ChunkMove], list[ChunkMove]]:

@@ -34,6 +34,8 @@ from kvoffload.types import BlockId, Direction, RequestId
 
 logger = logging.getLogger(__name__)
 
+_REFUSED_OFFERS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
@@ -103,6 +105,7 @@ class OffloadManager:
         self._staging = Staging(self._tiers, below.lanes, below.config, recorder, self._prefill)
         self._completion = Completion(self._tiers, self._requests, recorder, self._cascade)
         # Collected between two steps.
+        self._offered: set[RequestId] = set()
         self._new_loads: list[CopyJob] = []
         self._written: set[BlockId] = set()
         recorder.set(m.CAPACITY_CHUNKS, sum(tier.num_slots for tier in tiers))
@@ -133,7 +136,7 @@ class OffloadManager:
             The number, 0 if nothing is to be gained; None means "ask again in a later step" (bounded in time).
         """
         state = self._requests.get(req_id)
-        if state is None or state.info.skip_load:
+        if state is None or state.info.skip_load or state.computes_all:
             return 0
         if state.load_jobs:
             return None
@@ -150,6 +153,8 @@ class OffloadManager:
         if pending and self._may_wait(state):
             return None
         state.waiting_since_s = None
+        if tokens:
+            self._offered.add(req_id)
         return tokens
 
     def allocated(
@@ -167,6 +172,7 @@ class OffloadManager:
             computed_tokens: As in `match`.
             load_tokens: What the engine accepted of the answer of `match`; 0 means that nothing is loaded.
         """
+        self._offered.discard(req_id)
         state = self._requests.get(req_id)
         if state is None:
             assert load_tokens == 0, (req_id, load_tokens)
@@ -207,6 +213,7 @@ class OffloadManager:
                 stores.append(late)
                 flush |= self._ledger.readers_of(self._written) & {late.job_id}
         self._recorder.count(m.FENCED_JOBS, len(flush))
+        self._withdraw_offers(is_idle=not step.scheduled)
         self._give_up_overdue()
         message = StepMessage(loads=tuple(self._new_loads), stores=tuple(stores), flush=tuple(sorted(flush)))
         self._new_loads = []
@@ -363,6 +370,16 @@ class OffloadManager:
             return True
         self._recorder.count(m.PENDING_TIMEOUTS)
         return False
+
+    def _withdraw_offers(self, *, is_idle: bool) -> None:
+        """An idle engine that takes no offer will not take it later: it shall compute instead of waiting for ever."""
+        offered, self._offered = self._offered, set()
+        if self._new_loads or any(job.direction is Direction.LOAD for job in self._ledger):
+            return
+        for req_id in offered & self._requests.keys():
+            state = self._requests[req_id]
+            state.refused_offers = state.refused_offers + 1 if is_idle else 0
+            state.computes_all = state.refused_offers >= _REFUSED_OFFERS
 
     def _give_up_overdue(self) -> None:
         for job in self._ledger.overdue(self._clock.now_s() - self._config.transfer_timeout_s):

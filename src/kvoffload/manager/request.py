@@ -120,6 +120,10 @@ class RequestState:
     """Set when it has finished: tokens whose KV exists."""
     has_loaded: bool = False
     """Its blocks were filled by a load, or will be."""
+    computes_all: bool = False
+    """Nothing is loaded for it any more: a load over several groups has failed, or the engine takes no offer."""
+    refused_offers: int = 0
+    """Steps in a row in which the engine, with nothing else to do, did not take what it was offered."""
     predates_reset: bool = False
     """It holds KV from before a reset: nothing that it computes from that may enter a tier."""
 
@@ -138,6 +142,8 @@ class RequestState:
         for group in self.groups:
             group.clear_blocks()
         self.has_loaded = False
+        self.computes_all = False
+        self.refused_offers = 0
         self.predates_reset = False
 
     def follow_reset(self) -> None:

@@ -74,6 +74,7 @@ def build_offloading_config(vllm_config: Any, kv_cache_config: Any) -> Offloadin
     cache = _cache(vllm_config, kv_cache_config, options, groups)
     portable = False
     if options.canonical_layout:
+        _refuse_canonical_states(groups)
         groups, portable = _as_canonical(groups, cache.blocks_per_chunk, vllm_config.parallel_config)
     events = vllm_config.kv_events_config
     return OffloadingConfig(
@@ -117,6 +118,15 @@ def _layout(vllm_config: Any, kv_cache_config: Any, *, is_canonical: bool, porta
         engine_layout="any" if portable else in_memory,
         engine_family="vllm/runner-v2" if vllm_config.use_v2_model_runner else "vllm/runner-v1",
     )
+
+
+def _refuse_canonical_states(groups: tuple[OffloadingGroupConfig, ...]) -> None:
+    """Their pages are known (`layers`), but no engine has shown yet that another parallel layout goes on from them."""
+    if any(group.is_state for group in groups):
+        raise ConfigError(
+            f"{WHERE}: canonical_layout is not available for models with recurrent states in this version; leave it out (chunks "
+            "are then read under the same parallel layout only)"
+        )
 
 
 def _as_canonical(
