@@ -276,7 +276,8 @@ def test_a_damaged_namespace_file_is_mended_only_from_what_proves_itself(tmp_pat
     assert [one["name"] for one in found["unsound_namespaces"]] == [lost.name]
     for path in (torn, left_over):
         assert json.loads((path / "namespace.json").read_text()) == json.loads(whole[path])
-    assert len(chunk_files(tmp_path)) == 2, "chunks of another namespace than its file says are damage"
+    assert found["damage"]["other_namespace"]["chunks"] == 1, "its file says that it is another namespace's"
+    assert len(chunk_files(tmp_path)) == 3, "where the description is another directory's, nothing is removed"
 
 
 def test_chunks_of_a_namespace_that_does_not_say_what_it_is_are_never_removed(tmp_path: Path) -> None:

@@ -94,6 +94,9 @@ def _verify(
         )
         report.chunks = verifier.run(chosen)
     held = {one.info.name: one for one in plan.survey.namespaces}
+    for info in chosen:
+        # One that was mended is ours now.
+        held[info.name].info = info
     report.unsound = [info for info in chosen if _is_unsound(info, held[info.name])]
     report.newer = [info.name for info in chosen if info.state is NamespaceState.NEWER]
     temps = list(plan_temps(plan.survey))

@@ -121,8 +121,10 @@ def plan_collection(survey: Survey, collector: Collector, bounds: Bounds) -> Ite
 
 
 def plan_temps(survey: Survey) -> Iterator[Removal]:
-    """The temporary files that nobody will finish."""
+    """The temporary files that nobody will finish, of namespaces that prove to be ones."""
     for one in survey.namespaces:
+        if not one.info.is_ours:
+            continue
         for temp in one.temps:
             if temp.is_orphan:
                 yield Removal(temp.path, temp.size_bytes, Kind.TEMP, Reason.DEAD_WRITER, temp.mtime_ns)

@@ -61,13 +61,18 @@ class NamespaceInfo:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the directory proves to be a namespace that this version knows: only then is anything in it deleted."""
-        return self.state in (NamespaceState.READABLE, NamespaceState.MISPLACED)
+        """Whether the directory proves to be a namespace that this version knows: only then is anything in it deleted.
+
+        The one rule for engines that evict and sweep, and for tools. Not so a copy that was made by hand, a directory
+        that says nothing, and one of a later version: their chunks count, and stay.
+        """
+        return self.state is NamespaceState.READABLE
 
     @property
     def identity(self) -> ChunkIdentity | None:
         """What the headers of its chunks must say; None if that is not known for certain."""
-        return identity_of(self.namespace) if self.is_ours and self.namespace is not None else None
+        is_told = self.state in (NamespaceState.READABLE, NamespaceState.MISPLACED)
+        return identity_of(self.namespace) if is_told and self.namespace is not None else None
 
     @property
     def fields(self) -> dict[str, object]:

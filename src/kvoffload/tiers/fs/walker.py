@@ -28,9 +28,9 @@ from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.evictor import Evictor, ForeignChunk
 from kvoffload.tiers.fs.index import SHARDS, ChunkIndex
 from kvoffload.tiers.fs.liveness import has_died, is_orphan
-from kvoffload.tiers.fs.namespace_file import read_namespace
 from kvoffload.tiers.fs.place import StorePlace
 from kvoffload.tiers.fs.share import Baseline, UsageShare
+from kvoffload.tiers.fs.store_root import NamespaceState, describe
 from kvoffload.tiers.fs.usage import WriterUsage
 
 logger = logging.getLogger(__name__)
@@ -188,25 +188,25 @@ class Walker:
             walk.errors += 1
 
     def _walk_other(self, walk: _Walk, path: str, pause: Callable[[], None]) -> None:
-        try:
-            # Its chunks are counted in any case, but only those of a directory that says it is ours may be deleted.
-            is_ours = read_namespace(self._disk, path) is not None
-        except OSError as error:
-            self._on_error(walk)(path, error)
-            is_ours = False
+        # Counted in any case, but only what is in a directory that proves to be ours may be deleted.
+        info = describe(self._disk, self._place.root, path.rpartition("/")[2])
+        is_ours = info.is_ours
+        if info.state is NamespaceState.UNREADABLE:
+            self._counters.add("unreadable_namespaces")
         for leaf in walk_namespace(self._disk, path, self._on_error(walk)):
-            self._count_leaf(walk, path, leaf)
+            self._count_leaf(walk, path, leaf, may_sweep=is_ours)
             if is_ours:
                 for file in leaf.chunks:
                     self._note_other(walk, f"{path}/{leaf.path}", file)
             pause()
 
-    def _count_leaf(self, walk: _Walk, namespace_path: str, leaf: Leaf) -> None:
+    def _count_leaf(self, walk: _Walk, namespace_path: str, leaf: Leaf, *, may_sweep: bool = True) -> None:
         walk.files += len(leaf.chunks)
         walk.total_bytes += sum(file.size_bytes for file in leaf.chunks)
         walk.total_bytes += DIRECTORY_BYTES if leaf.path else 0
         for file in leaf.temps:
-            if not self._sweep(walk, f"{namespace_path}/{leaf.path}".rstrip("/"), file):
+            directory = f"{namespace_path}/{leaf.path}".rstrip("/")
+            if not (may_sweep and self._sweep(walk, directory, file)):
                 walk.total_bytes += file.size_bytes
 
     def _note_other(self, walk: _Walk, directory: str, file: FoundFile) -> None:
