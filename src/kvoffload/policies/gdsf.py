@@ -1,0 +1,95 @@
+"""GreedyDual-Size-Frequency: what a chunk costs to compute again, per byte, times how often it was used, and ageing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.policies.base import EvictionPolicy
+from kvoffload.policies.heap import RankedKeys
+
+_DEPTH_THAT_DOUBLES = 64
+"""Chunks before a chunk at which attention costs as much as all the rest of the model. 32 k tokens with chunks of 512,
+about right for a model of 8 billion parameters; the order depends little on it."""
+
+
+class GDSFPolicy(EvictionPolicy):
+    """Ludmila Cherkasova: Improving WWW proxies performance with GreedyDual-Size-Frequency caching policy (HP Labs, 1998).
+
+    Priority = L + uses × cost / size, where L is the priority of the last victim: what is not used ages.
+
+    Variant: chunks of one tier are equally long, so the size is 1. The cost is that of prefilling the chunk behind its
+    prefix: 1 + depth / 64, as attention grows with what stands before. Depths come from `chain`; without it (the fs
+    tier) all are 0, and this is LFU with dynamic ageing. Equal priorities: the one set first goes first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._uses: dict[OffloadKey, int] = {}
+        self._cost: dict[OffloadKey, float] = {}
+        """Of known keys, and for a while of those that are to come."""
+        self._queue = RankedKeys()
+        self._floor = 0.0
+
+    def chain(self, keys: Sequence[OffloadKey]) -> None:
+        """See EvictionPolicy. A chain that begins with a known key begins at that key's depth."""
+        cost = self._cost
+        if not keys:
+            return
+        first = cost.get(keys[0], 1.0)
+        for depth, key in enumerate(keys):
+            ours = first + depth / _DEPTH_THAT_DOUBLES
+            if ours > cost.get(key, 0.0):
+                cost[key] = ours
+        if len(cost) > 4 * self.capacity + len(keys):
+            self._cost = {key: cost[key] for key in self._uses if key in cost}
+
+    def insert(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        for key in keys:
+            self._uses[key] = 1
+            self._rank(key)
+
+    def touch(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        for key in keys:
+            self._uses[key] += 1
+            self._rank(key)
+
+    def remove(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        for key in keys:
+            del self._uses[key]
+            self._cost.pop(key, None)
+            self._queue.discard(key)
+
+    def evict(self, count: int, is_kept: Callable[[OffloadKey], bool]) -> list[OffloadKey]:
+        """See EvictionPolicy."""
+        victims: list[OffloadKey] = []
+        kept: list[tuple[OffloadKey, float]] = []
+        while len(victims) < count:
+            first = self._queue.pop()
+            if first is None:
+                break
+            if is_kept(first[0]):
+                kept.append(first)
+                continue
+            victims.append(first[0])
+            self._floor = max(self._floor, first[1])
+        for key, rank in kept:
+            self._queue.set(key, rank)
+        self.remove(victims)
+        return victims
+
+    def clear(self) -> None:
+        """See EvictionPolicy."""
+        for part in (self._uses, self._cost, self._queue):
+            part.clear()
+        self._floor = 0.0
+
+    def __len__(self) -> int:
+        """Number of known keys."""
+        return len(self._uses)
+
+    def _rank(self, key: OffloadKey) -> None:
+        self._queue.set(key, self._floor + self._uses[key] * self._cost.get(key, 1.0))
