@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.policies.base import EvictionPolicy
@@ -37,7 +38,7 @@ class PrefixPolicy(EvictionPolicy):
 
     def chain(self, keys: Sequence[OffloadKey]) -> None:
         """See EvictionPolicy."""
-        for parent, child in zip(keys, keys[1:], strict=False):
+        for parent, child in pairwise(keys):
             if child not in self._used:
                 self._coming[child] = parent
                 self._coming.move_to_end(child)
