@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from kvoffload.sim.replay.options import ReplayOptions
+    from kvoffload.sim.replay.stack import Curve
+    from kvoffload.sim.replay.summary import RunResult
+    from kvoffload.sim.traces.base import Trace
 
 
 def simulate(
@@ -31,46 +39,70 @@ def simulate(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on stdout, and nothing else.")
     ] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="The same as a page, with curves.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same as a page, with curves.")
+    ] = None,
 ) -> None:
     """Replay a trace against tiers under virtual time: prefix hits, bytes moved, evictions, time to first token saved.
 
     The tiers' indexes and policies are the ones that serve; the engine is a queue of prefills whose device keeps
     nothing, so the hits are those of the tiers alone.
     """
-    import json  # noqa: PLC0415
-    from dataclasses import asdict  # noqa: PLC0415
+    from kvoffload.sim.replay.summary import curve_of, run_replays  # noqa: PLC0415
 
-    from kvoffload.errors import ConfigError  # noqa: PLC0415
-    from kvoffload.policies.factory import EVICTION_POLICIES  # noqa: PLC0415
-    from kvoffload.sim.replay.options import ReplayOptions, parse_sweep, parse_tiers  # noqa: PLC0415
-    from kvoffload.sim.replay.page import page_of  # noqa: PLC0415
-    from kvoffload.sim.replay.summary import curve_lines, curve_of, lines_of, run_replays  # noqa: PLC0415
-    from kvoffload.sim.traces.opening import open_trace  # noqa: PLC0415
-
-    found = open_trace(trace)
-    if not found.knows_blocks:
-        raise ConfigError(
-            f"{trace}: has lengths only and does not say which prompts begin alike, so nothing about hits can be told from it"
-        )
-    policies = [name.strip() for name in policy.split(",")]
-    for name in policies:
-        EVICTION_POLICIES.find(name, None, "--policy")
-    parsed = parse_tiers(tiers)
-    variants = parse_sweep(sweep, parsed) if sweep else [parsed]
-    runs = [
-        ReplayOptions(sizes, name, bytes_per_token, prefill_rate, store_threshold)
-        for sizes in variants
-        for name in policies
-    ]
-    results = run_replays(found, runs)
+    found = _open(trace)
+    plain = _options(tiers, bytes_per_token, prefill_rate, store_threshold)
+    results = run_replays(found, _runs(plain, policy, sweep))
     line = curve_of(found, bytes_per_token) if curve or html is not None else None
     chunk_bytes = found.block_tokens * bytes_per_token
     if html is not None:
+        from kvoffload.sim.replay.page import page_of  # noqa: PLC0415
+
         html.write_text(page_of(f"{trace.name}: replay", results, line, chunk_bytes), encoding="utf-8")
+    _print(results, line if curve else None, chunk_bytes, as_json=as_json)
+
+
+def _open(path: Path) -> Trace:
+    from kvoffload.errors import ConfigError  # noqa: PLC0415
+    from kvoffload.sim.traces.opening import open_trace  # noqa: PLC0415
+
+    found = open_trace(path)
+    if not found.knows_blocks:
+        raise ConfigError(
+            f"{path}: has lengths only and does not say which prompts begin alike, so nothing about hits can be told from it"
+        )
+    return found
+
+
+def _options(tiers: str, bytes_per_token: int, prefill_rate: float, store_threshold: int) -> ReplayOptions:
+    from kvoffload.sim.replay.options import ReplayOptions, parse_tiers  # noqa: PLC0415
+
+    return ReplayOptions(
+        parse_tiers(tiers),
+        bytes_per_token=bytes_per_token,
+        prefill_tokens_per_s=prefill_rate,
+        store_threshold=store_threshold,
+    )
+
+
+def _runs(plain: ReplayOptions, policies: str, sweep: str | None) -> list[ReplayOptions]:
+    """One for each policy and each size."""
+    from kvoffload.policies.factory import EVICTION_POLICIES  # noqa: PLC0415
+    from kvoffload.sim.replay.options import parse_sweep  # noqa: PLC0415
+
+    names = [name.strip() for name in policies.split(",")]
+    for name in names:
+        EVICTION_POLICIES.find(name, None, "--policy")
+    variants = parse_sweep(sweep, plain.tiers) if sweep else [plain.tiers]
+    return [replace(plain, tiers=tiers, policy=name) for tiers in variants for name in names]
+
+
+def _print(results: list[RunResult], curve: Curve | None, chunk_bytes: int, *, as_json: bool) -> None:
+    from kvoffload.sim.replay.summary import curve_lines, lines_of  # noqa: PLC0415
+
     if as_json:
-        shown = asdict(line) if line and curve else None
-        print(json.dumps({"trace": str(trace), "runs": [asdict(run) for run in results], "curve": shown}))
+        shown = asdict(curve) if curve else None
+        print(json.dumps({"runs": [asdict(run) for run in results], "curve": shown}))
         return
-    for text in lines_of(results) + (curve_lines(line, chunk_bytes) if line and curve else []):
+    for text in lines_of(results) + (curve_lines(curve, chunk_bytes) if curve else []):
         print(text)

@@ -9,7 +9,9 @@ from kvoffload.config.units import parse_bytes
 from kvoffload.errors import ConfigError
 
 _ENTRY = re.compile(r"\s*([A-Za-z][\w-]*)\s*=\s*([^@]+?)\s*(?:@\s*(.+?)\s*)?")
-_SYNTAX = "NAME=SIZE or NAME=SIZE@READ/WRITE/LATENCY, as host=64GiB or fs=1TiB@5GB/2GB/0.5ms (speeds per second)"
+_SYNTAX = (
+    "NAME=SIZE or NAME=SIZE@READ/WRITE/LATENCY, as host=64GiB or fs=1TiB@5GB/2GB/0.5ms (speeds per second)"
+)
 _LATENCY = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s)")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -55,7 +57,9 @@ def parse_tiers(text: str) -> tuple[TierSpec, ...]:
         if match is None:
             raise ConfigError(f"--tiers: {entry!r} is not valid; give {_SYNTAX}")
         name, size, speeds = match.groups()
-        plain = replace(_BELOW if tiers else _HOST, name=name, size_bytes=parse_bytes(size, f"--tiers: {name}"))
+        plain = replace(
+            _BELOW if tiers else _HOST, name=name, size_bytes=parse_bytes(size, f"--tiers: {name}")
+        )
         tiers.append(_with_speeds(plain, speeds))
     names = [tier.name for tier in tiers]
     if len(set(names)) < len(names):
@@ -67,7 +71,9 @@ def parse_sweep(text: str, tiers: tuple[TierSpec, ...]) -> list[tuple[TierSpec, 
     """The same tiers with other sizes of one of them: `host=8GiB,64GiB,256GiB`. Raises ConfigError."""
     name, _, sizes = text.partition("=")
     if name.strip() not in [tier.name for tier in tiers] or not sizes:
-        raise ConfigError(f"--sweep: {text!r} is not valid; give a tier of --tiers and sizes, as host=8GiB,64GiB")
+        raise ConfigError(
+            f"--sweep: {text!r} is not valid; give a tier of --tiers and sizes, as host=8GiB,64GiB"
+        )
     return [
         tuple(replace(tier, size_bytes=size) if tier.name == name.strip() else tier for tier in tiers)
         for size in (parse_bytes(part.strip(), "--sweep") for part in sizes.split(","))

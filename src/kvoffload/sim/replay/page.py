@@ -9,7 +9,9 @@ from kvoffload.sim.replay.stack import Curve
 from kvoffload.sim.replay.summary import RunResult, lines_of
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 300, 48
-_STYLE = "body{font:15px sans-serif;max-width:60rem;margin:2rem auto}td,th{padding:.2rem .8rem;text-align:right}"
+_STYLE = (
+    "body{font:15px sans-serif;max-width:60rem;margin:2rem auto}td,th{padding:.2rem .8rem;text-align:right}"
+)
 
 
 def page_of(title: str, results: Sequence[RunResult], curve: Curve | None, chunk_bytes: int) -> str:
@@ -49,7 +51,7 @@ def _plot(curve: Curve, chunk_bytes: int) -> str:
     )
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{line(curve.prefix_hit_ratio, "0")}'
-        f'{line(curve.miss_ratio, "4 3")}{marks}{scale}'
+        f"{line(curve.miss_ratio, '4 3')}{marks}{scale}"
         f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 6}" font-size="11" text-anchor="middle">GiB</text></svg>'
     )
 

@@ -90,7 +90,8 @@ def prefix_distances(prompts: Iterable[Sequence[OffloadKey]]) -> Ints:
     distances = _distances(
         questions, np.array(starts, np.int64), _earlier_and_greater(np.array(used, np.int64), questions)
     )
-    return distances[np.array(is_question, bool)]
+    found: Ints = distances[np.array(is_question, bool)]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,17 +57,15 @@ class RunResult:
 
 def run_replays(trace: Trace, runs: Iterable[ReplayOptions]) -> list[RunResult]:
     """One after the other, each from an empty cache."""
-    return [
-        _result(options, Replay(options, trace.block_tokens).run(trace))
-        for options in runs
-    ]
+    return [_result(options, Replay(options, trace.block_tokens).run(trace)) for options in runs]
 
 
 def curve_of(trace: Trace, bytes_per_token: int) -> Curve:
     """LRU over sizes that double, from one GiB (or a few chunks) to the whole trace."""
     chunk_bytes = trace.block_tokens * bytes_per_token
     unique = len({key for request in trace for key in request.keys})
-    size, capacities = max(1, _GIB // chunk_bytes), []
+    size = max(1, _GIB // chunk_bytes)
+    capacities: list[int] = []
     while not capacities or capacities[-1] < unique:
         capacities.append(size)
         size *= 2
@@ -83,11 +81,11 @@ def lines_of(results: Sequence[RunResult]) -> list[str]:
         lines.append(
             f"  prefix hits   {run.hit_ratio:.4f} of {run.input_tokens} tokens in {run.requests} requests"
         )
-        for tier in run.tiers:
-            lines.append(
-                f"  {tier.name:<12}  {tier.hit_ratio:.4f}   read {_short(tier.read_bytes)}, written {_short(tier.written_bytes)}, "
-                f"evicted {tier.evicted_chunks} chunks ({tier.churn:.0%} never read), not stored {tier.not_stored_chunks}"
-            )
+        lines.extend(
+            f"  {tier.name:<12}  {tier.hit_ratio:.4f}   read {_short(tier.read_bytes)}, written {_short(tier.written_bytes)}, "
+            f"evicted {tier.evicted_chunks} chunks ({tier.churn:.0%} never read), not stored {tier.not_stored_chunks}"
+            for tier in run.tiers
+        )
         saved = ", ".join(f"{name} {value:.3f} s" for name, value in run.ttft_saved_s.items())
         lines.append(f"  TTFT saved    {saved}   (prefill load {run.prefill_load:.2f})")
         if run.prefill_load > 1:
@@ -98,9 +96,7 @@ def lines_of(results: Sequence[RunResult]) -> list[str]:
 def curve_lines(curve: Curve, chunk_bytes: int) -> list[str]:
     """The curve for a terminal."""
     lines = ["LRU by size   block misses   prefix hits (tokens)"]
-    for blocks, misses, hits in zip(
-        curve.capacities, curve.miss_ratio, curve.prefix_hit_ratio, strict=True
-    ):
+    for blocks, misses, hits in zip(curve.capacities, curve.miss_ratio, curve.prefix_hit_ratio, strict=True):
         lines.append(f"{_short(blocks * chunk_bytes):>11}   {misses:12.4f}   {hits:.4f}")
     return lines
 

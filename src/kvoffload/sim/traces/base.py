@@ -44,7 +44,7 @@ class Trace(ABC):
         for number, line in self._lines():
             try:
                 request = self._parse(line)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                 raise ConfigError(
                     f"{self.path}, line {number}: not a request: {type(error).__name__}: {error}"
                 ) from error
@@ -63,8 +63,12 @@ class Trace(ABC):
     def _parse(self, line: str) -> TraceRequest:
         """The request in a line. Raises ValueError, KeyError or TypeError."""
 
-    def _request(self, arrival_s: float, tokens: tuple[int, int], keys: tuple[OffloadKey, ...]) -> TraceRequest:
+    def _request(
+        self, arrival_s: float, tokens: tuple[int, int], keys: tuple[OffloadKey, ...]
+    ) -> TraceRequest:
         """A request that makes sense; `tokens` are those of the input and of the output."""
+        if not 0 <= arrival_s < float("inf"):
+            raise ValueError(f"arrives at {arrival_s} s")
         if min(tokens) < 0:
             raise ValueError(f"{tokens} tokens")
         blocks = -(-tokens[0] // self.block_tokens)
