@@ -122,9 +122,7 @@ def main() -> None:
     }
     values = common.interleave(1 if options.quick else 5, contenders)
     names = (OURS, PEER if peers else None, LIMIT)
-    common.emit(
-        [common.row(case, "M/s", values, names) for case in ours], as_json=options.json
-    )
+    common.emit([common.row(case, "M/s", values, names) for case in ours], as_json=options.json)
 
 
 if __name__ == "__main__":

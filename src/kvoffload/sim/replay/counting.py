@@ -32,6 +32,7 @@ class UnitCache:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
+        self._expect = policy.expect
         self._known: set[OffloadKey] = set()
         self.misses = 0
         self.accesses = 0
@@ -49,18 +50,25 @@ class UnitCache:
     def access(self, keys: Iterable[OffloadKey]) -> list[bool]:
         """Use these keys one after the other; says of each whether it was there."""
         policy, known, capacity = self._policy, self._known, self._policy.capacity
+        # Hits change the order only: told together before the next victim is asked for, they are told in time.
+        used: list[OffloadKey] = []
         answers = []
         for key in keys:
-            is_hit = key in known
-            answers.append(is_hit)
-            if is_hit:
-                policy.touch((key,))
+            if key in known:
+                used.append(key)
+                answers.append(True)
                 continue
-            policy.expect((key,))
+            answers.append(False)
+            if used:
+                policy.touch(used)
+                used.clear()
+            self._expect((key,))
             if len(known) >= capacity:
                 known.difference_update(policy.evict(1, _nobody))
             policy.insert((key,))
             known.add(key)
+        if used:
+            policy.touch(used)
         self.accesses += len(answers)
         self.misses += len(answers) - sum(answers)
         return answers
