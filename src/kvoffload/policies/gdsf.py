@@ -8,7 +8,7 @@ from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.policies.base import EvictionPolicy
 from kvoffload.policies.heap import RankedKeys
 
-_DEPTH_THAT_DOUBLES = 64
+_CHUNKS_THAT_DOUBLE = 64
 """Chunks before a chunk at which attention costs as much as all the rest of the model. 32 k tokens with chunks of 512,
 about right for a model of 8 billion parameters; the order depends little on it."""
 
@@ -18,9 +18,11 @@ class GDSFPolicy(EvictionPolicy):
 
     Priority = L + uses × cost / size, where L is the priority of the last victim: what is not used ages.
 
-    Variant: chunks of one tier are equally long, so the size is 1. The cost is that of prefilling the chunk behind its
-    prefix: 1 + depth / 64, as attention grows with what stands before. Depths come from `chain`; without it (the fs
-    tier) all are 0, and this is LFU with dynamic ageing. Equal priorities: the one set first goes first.
+    Variant: chunks of one tier are equally long, so the size is 1. The cost is that of prefilling the prompt, divided by
+    its chunks: 1 + length / 128, as attention grows with what stands before. Not the cost of each chunk at its own
+    depth: that prefers the end of a prompt to its beginning, and without the beginning the end is worth nothing. Lengths
+    come from `chain` (the longest prompt counts); without it (the fs tier) this is LFU with dynamic ageing. Equal
+    priorities: the one set first goes first.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -32,15 +34,12 @@ class GDSFPolicy(EvictionPolicy):
         self._floor = 0.0
 
     def chain(self, keys: Sequence[OffloadKey]) -> None:
-        """See EvictionPolicy. A chain that begins with a known key begins at that key's depth."""
+        """See EvictionPolicy."""
         cost = self._cost
-        if not keys:
-            return
-        first = cost.get(keys[0], 1.0)
-        for depth, key in enumerate(keys):
-            ours = first + depth / _DEPTH_THAT_DOUBLES
-            if ours > cost.get(key, 0.0):
-                cost[key] = ours
+        shared = 1.0 + len(keys) / (2 * _CHUNKS_THAT_DOUBLE)
+        for key in keys:
+            if shared > cost.get(key, 0.0):
+                cost[key] = shared
         if len(cost) > 4 * self.capacity + len(keys):
             self._cost = {key: cost[key] for key in self._uses if key in cost}
 
