@@ -13,7 +13,7 @@ from kvoffload.policies.wtinylfu import FrequencySketch
 from kvoffload.testing.policy_tests import PolicyTests, key
 from kvoffload.tiers.fs.options import FsTierConfig
 
-NAMES = ("fifo", "lru", "lfu", "arc", "s3fifo", "sieve", "wtinylfu", "gdsf", "prefix")
+NAMES = ("fifo", "lru", "lfu", "arc", "s3fifo", "sieve", "wtinylfu", "gdsf", "echo", "prefix")
 
 
 def nobody(_: OffloadKey) -> bool:
@@ -154,6 +154,19 @@ def test_gdsf_gives_up_what_is_cheap_to_compute_again() -> None:
     policy.insert(keys(99, 0))
     policy.insert(keys(200))
     assert list(policy.evict(3, nobody)) == keys(200, 99, 0)
+
+
+def test_echo_goes_on_counting_where_an_evicted_key_stopped() -> None:
+    policy = EVICTION_POLICIES.resolve("echo")(2)
+    policy.insert(keys(0))
+    policy.touch(keys(0, 0))
+    assert list(policy.evict(1, nobody)) == keys(0)
+    # Back with four uses on top of the age that its eviction has set; 1 is new.
+    policy.insert(keys(0, 1))
+    assert list(policy.evict(1, nobody)) == keys(1)
+    policy.clear()
+    policy.insert(keys(0, 1))
+    assert list(policy.evict(1, nobody)) == keys(0)
 
 
 def test_a_sketch_counts_what_is_frequent_and_forgets_it_in_time() -> None:

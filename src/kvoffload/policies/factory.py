@@ -18,6 +18,7 @@ EVICTION_POLICIES: Registry[EvictionPolicy] = Registry(
         "sieve": "kvoffload.policies.sieve:SIEVEPolicy",
         "wtinylfu": "kvoffload.policies.wtinylfu:WTinyLFUPolicy",
         "gdsf": "kvoffload.policies.gdsf:GDSFPolicy",
+        "echo": "kvoffload.policies.echo:EchoPolicy",
         "prefix": "kvoffload.policies.prefix:PrefixPolicy",
     },
 )

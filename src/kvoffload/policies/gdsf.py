@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.policies.base import EvictionPolicy
 from kvoffload.policies.heap import RankedKeys
-
-_CHUNKS_THAT_DOUBLE = 64
-"""Chunks before a chunk at which attention costs as much as all the rest of the model. 32 k tokens with chunks of 512,
-about right for a model of 8 billion parameters; the order depends little on it."""
 
 
 class GDSFPolicy(EvictionPolicy):
@@ -25,6 +22,10 @@ class GDSFPolicy(EvictionPolicy):
     priorities: the one set first goes first.
     """
 
+    chunks_that_double: ClassVar[int] = 64
+    """Chunks before a chunk at which attention costs as much as all the rest of the model: 32 k tokens with chunks of
+    512, about right for a model of 8 billion parameters. The order depends little on it."""
+
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self._uses: dict[OffloadKey, int] = {}
@@ -36,7 +37,7 @@ class GDSFPolicy(EvictionPolicy):
     def chain(self, keys: Sequence[OffloadKey]) -> None:
         """See EvictionPolicy."""
         cost = self._cost
-        shared = 1.0 + len(keys) / (2 * _CHUNKS_THAT_DOUBLE)
+        shared = 1.0 + len(keys) / (2 * self.chunks_that_double)
         for key in keys:
             if shared > cost.get(key, 0.0):
                 cost[key] = shared
@@ -46,7 +47,7 @@ class GDSFPolicy(EvictionPolicy):
     def insert(self, keys: Iterable[OffloadKey]) -> None:
         """See EvictionPolicy."""
         for key in keys:
-            self._uses[key] = 1
+            self._uses[key] = self._first_uses(key)
             self._rank(key)
 
     def touch(self, keys: Iterable[OffloadKey]) -> None:
@@ -77,6 +78,7 @@ class GDSFPolicy(EvictionPolicy):
             self._floor = max(self._floor, first[1])
         for key, rank in kept:
             self._queue.set(key, rank)
+        self._evicted(victims)
         self.remove(victims)
         return victims
 
@@ -92,3 +94,11 @@ class GDSFPolicy(EvictionPolicy):
 
     def _rank(self, key: OffloadKey) -> None:
         self._queue.set(key, self._floor + self._uses[key] * self._cost.get(key, 1.0))
+
+    def _first_uses(self, key: OffloadKey) -> int:
+        """The count with which a key comes in. For variants."""
+        del key
+        return 1
+
+    def _evicted(self, keys: Sequence[OffloadKey]) -> None:
+        """These go, and are still known. For variants."""
