@@ -158,3 +158,31 @@ def test_check_sees_a_slot_in_two_states_or_in_none(broken: str) -> None:
         state[key(9)] = 3
     with pytest.raises(AssertionError):
         tier.check([slot for _, slot in prepared.stored], slots)  # type: ignore[misc]
+
+
+def test_the_policy_hears_of_prompts_and_of_what_is_to_come_before_room_is_made() -> None:
+    class Listening(LRUPolicy):
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.heard: list[object] = []
+
+        def chain(self, keys):
+            self.heard.append(("chain", list(keys)))
+
+        def expect(self, keys):
+            self.heard.append(("expect", list(keys)))
+
+        def evict(self, count, is_kept):
+            self.heard.append(("evict", count))
+            return super().evict(count, is_kept)
+
+    policy = Listening()
+    tier = HostTier(2, policy, TouchFilter(0, 100))
+    put(tier, 1, 2)
+    policy.heard.clear()
+    put(tier, 1, 3)
+    offer = ("chain", keys(1, 3))
+    assert policy.heard == [offer, ("expect", keys(3)), ("evict", 1)]
+    policy.heard.clear()
+    assert len(tier.reserve(keys(4, 5)).stored) == 2
+    assert policy.heard == [("chain", keys(4, 5)), ("expect", keys(4, 5)), ("evict", 2)]

@@ -16,8 +16,10 @@ from typer.core import TyperGroup
 from kvoffload import __version__
 from kvoffload.cli.demo.command import demo
 from kvoffload.cli.doctor.command import doctor
+from kvoffload.cli.plan import plan
 from kvoffload.cli.serve import ServeCommand, serve
 from kvoffload.cli.sim import sim
+from kvoffload.cli.simulate import simulate
 from kvoffload.cli.store.collection import gc
 from kvoffload.cli.store.inspection import stat
 from kvoffload.cli.store.listing import ls
@@ -72,6 +74,8 @@ app.command(cls=ServeCommand, context_settings={"allow_interspersed_args": True}
 app.command()(demo)
 app.command()(doctor)
 app.command()(sim)
+app.command()(simulate)
+app.command()(plan)
 app.command()(verify_layout)
 for _tool in (ls, du, stat, verify, gc, purge):
     app.command(rich_help_panel="Store tools")(_tool)

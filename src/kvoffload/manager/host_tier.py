@@ -164,6 +164,7 @@ class HostTier:
         In this order because a chunk is worth nothing without those before it: the deepest must go first.
         """
         ready = self._ready
+        self._policy.chain(keys)
         self._policy.touch([key for key in reversed(keys) if key in ready])
 
     # -- stores --------------------------------------------------------------------------------------------------
@@ -188,7 +189,10 @@ class HostTier:
         new = [key for key in keys if key not in ready and key not in writing]
         if len(new) < len(keys):
             self.touch(keys)
+        else:
+            self._policy.chain(keys)
         admitted = self._admission.admit(new)
+        self._policy.expect(admitted)
         evicted = self._make_room(len(admitted), protected)
         pairs = self._take_slots(admitted)
         return PreparedStore(
@@ -202,6 +206,8 @@ class HostTier:
         """Slots for chunks that come from another tier: as `prepare_store`, but nothing is left out by admission."""
         ready, writing = self._ready, self._writing
         new = [key for key in keys if key not in ready and key not in writing]
+        self._policy.chain(keys)
+        self._policy.expect(new)
         evicted = self._make_room(len(new), protected)
         pairs = self._take_slots(new)
         return PreparedStore(stored=pairs, evicted=tuple(evicted), filtered=0, rejected=len(new) - len(pairs))

@@ -11,6 +11,8 @@ from kvoffload.keys.offload_key import OffloadKey
 class EvictionPolicy(ABC):
     """Orders the keys of one tier. Batches, because the scheduler's time is short.
 
+    `expect` and `chain` are hints: a policy must keep its contract if nobody gives them (the fs tier does not).
+
     Args:
         capacity: How many keys the tier can hold.
     """
@@ -37,6 +39,15 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def clear(self) -> None:
         """Forget everything."""
+
+    def expect(self, keys: Iterable[OffloadKey]) -> None:  # noqa: B027 - most policies need not know
+        """Unknown keys that are wanted; most of them will be inserted soon. Told before room is made for them.
+
+        For policies whose choice of a victim depends on who needs the room.
+        """
+
+    def chain(self, keys: Sequence[OffloadKey]) -> None:  # noqa: B027 - most policies need not know
+        """Keys of one prompt, in its order, known or not: each is worth nothing without those before it."""
 
     @abstractmethod
     def __len__(self) -> int:

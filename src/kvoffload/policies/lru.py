@@ -22,7 +22,9 @@ class LRUPolicy(EvictionPolicy):
 
     def insert(self, keys: Iterable[OffloadKey]) -> None:
         """See EvictionPolicy."""
-        self._order.update(dict.fromkeys(keys))
+        order = self._order
+        for key in keys:
+            order[key] = None
 
     def touch(self, keys: Iterable[OffloadKey]) -> None:
         """See EvictionPolicy."""
@@ -38,12 +40,16 @@ class LRUPolicy(EvictionPolicy):
     def evict(self, count: int, is_kept: Callable[[OffloadKey], bool]) -> list[OffloadKey]:
         """See EvictionPolicy."""
         victims: list[OffloadKey] = []
-        for key in self._order:
-            if len(victims) >= count:
-                break
+        if count <= 0:
+            return victims
+        order = self._order
+        for key in order:
             if not is_kept(key):
                 victims.append(key)
-        self.remove(victims)
+                if len(victims) == count:
+                    break
+        for key in victims:
+            del order[key]
         return victims
 
     def clear(self) -> None:

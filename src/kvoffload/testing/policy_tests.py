@@ -100,6 +100,16 @@ class PolicyTests(ABC):
         policy.insert(_keys(2))
         assert sorted(policy.evict(6, _nobody)) == _keys(2)
 
+    def test_hints_change_the_order_only(self) -> None:
+        """What is said of keys neither brings nor takes them, however contradictory it is."""
+        policy = self.make(_CAPACITY)
+        policy.insert(_keys(4))
+        policy.chain(_keys(6))
+        policy.chain(_keys(6)[::-1])
+        policy.expect(_stream([key(7), key(8)]))
+        assert len(policy) == 4
+        assert sorted(policy.evict(6, _nobody)) == _keys(4)
+
     def test_equal_histories_give_equal_victims(self) -> None:
         """No hidden randomness: simulations must be repeatable."""
         for seed in self.seeds:
@@ -127,7 +137,9 @@ class _Life:
     def run(self, actions: int = 120) -> list[OffloadKey]:
         """Returns all victims in order."""
         for _ in range(actions):
-            self.rng.choice((self._insert, self._insert, self._touch, self._remove, self._evict))()
+            self.rng.choice(
+                (self._insert, self._insert, self._touch, self._remove, self._evict, self._hint)
+            )()
             assert len(self.policy) == len(self.known), (len(self.policy), len(self.known))
         return self.victims
 
@@ -140,6 +152,12 @@ class _Life:
 
     def _touch(self) -> None:
         self.policy.touch(_stream(self._some()))
+
+    def _hint(self) -> None:
+        names = _keys(3 * _CAPACITY)
+        chained = self.rng.sample(names, self.rng.randint(0, 6))
+        self.policy.chain(chained)
+        self.policy.expect(_stream(name for name in chained if name not in self.known))
 
     def _remove(self) -> None:
         chosen = self._some()[:2]

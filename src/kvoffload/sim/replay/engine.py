@@ -1,0 +1,165 @@
+"""Replays a trace against tiers under virtual time: events, a prefill queue, loads and stores that take their time.
+
+The model: one queue of prefills (`prefill_tokens_per_s`), a prefix that is found in the tiers is loaded before and
+need not be prefilled, what was prefilled is stored in every tier. Decoding is not modelled, and the device keeps nothing
+between requests: so the hits are those of the tiers alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.manager.host_tier import PreparedStore
+from kvoffload.sim.replay.options import ReplayOptions
+from kvoffload.sim.replay.shelf import Shelf
+from kvoffload.sim.traces.base import TraceRequest
+from kvoffload.types import SlotId
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a replay found."""
+
+    shelves: list[Shelf]
+    requests: int = 0
+    input_tokens: int = 0
+    hit_tokens: int = 0
+    accesses: int = 0
+    """Blocks of prompts."""
+    last_arrival_s: float = 0.0
+    ttft_s: list[float] = field(default_factory=list)
+    """By request, in the order of their arrival."""
+    ttft_without_s: list[float] = field(default_factory=list)
+    """The same requests without any tier."""
+
+
+class Replay:
+    """One run.
+
+    Args:
+        options: Tiers, policy, speeds.
+        block_tokens: Tokens of a block of the trace, which is a chunk of the tiers.
+    """
+
+    def __init__(self, options: ReplayOptions, block_tokens: int) -> None:
+        chunk_bytes = block_tokens * options.bytes_per_token
+        thresholds = (options.store_threshold, *[0] * len(options.tiers))
+        self._options = options
+        self._block_tokens = block_tokens
+        self._shelves = [
+            Shelf(spec, options.policy, chunk_bytes, threshold)
+            for spec, threshold in zip(options.tiers, thresholds, strict=False)
+        ]
+        self._chunk_bytes = chunk_bytes
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._turn = 0
+        self._prefill_free_s = 0.0
+        self._free_without_s = 0.0
+        self.outcome = Outcome(self._shelves)
+
+    def run(self, requests: Iterable[TraceRequest]) -> Outcome:
+        """Replay all of these, in the order of their arrival."""
+        for request in requests:
+            self._advance(request.arrival_s)
+            self._arrive(request)
+        self._advance(float("inf"))
+        return self.outcome
+
+    def _at(self, when_s: float, act: Callable[[float], None]) -> None:
+        self._turn += 1
+        heapq.heappush(self._events, (when_s, self._turn, act))
+
+    def _advance(self, until_s: float) -> None:
+        events = self._events
+        while events and events[0][0] <= until_s:
+            now_s, _, act = heapq.heappop(events)
+            act(now_s)
+
+    def _arrive(self, request: TraceRequest) -> None:
+        now_s, keys, outcome = request.arrival_s, request.keys, self.outcome
+        number = outcome.requests
+        outcome.requests += 1
+        outcome.last_arrival_s = now_s
+        outcome.input_tokens += request.input_tokens
+        outcome.accesses += len(keys)
+        loaded = self._load(keys, now_s)
+        hit_tokens = min(sum(loaded.chunks) * self._block_tokens, request.input_tokens)
+        outcome.hit_tokens += hit_tokens
+        left = hit_tokens
+        for shelf, chunks in zip(self._shelves, loaded.chunks, strict=True):
+            tokens = min(left, chunks * self._block_tokens)
+            shelf.counts.hit_tokens += tokens
+            left -= tokens
+        rate = self._options.prefill_tokens_per_s
+        self._free_without_s = max(now_s, self._free_without_s) + request.input_tokens / rate
+        outcome.ttft_without_s.append(self._free_without_s - now_s)
+        outcome.ttft_s.append(0.0)
+        loaded.missing_s = (request.input_tokens - hit_tokens) / rate
+        if sum(loaded.chunks):
+            self._at(loaded.end_s, lambda end_s: self._loaded(number, request, loaded, end_s))
+        else:
+            self._prefill(number, request, now_s, loaded.missing_s)
+
+    def _load(self, keys: Sequence[OffloadKey], now_s: float) -> _Load:
+        """Begin to load the longest prefix that the tiers have together, each chunk from the fastest tier."""
+        load = _Load(now_s)
+        start = 0
+        for shelf in self._shelves:
+            run, _ = shelf.tier.lookup_prefix(keys[start:] if start else keys)
+            load.chunks.append(run)
+            if run:
+                run_keys = keys[start : start + run]
+                load.held.append((shelf, shelf.tier.prepare_load(run_keys)))
+                load.end_s = max(load.end_s, shelf.read(run_keys, now_s))
+                start += run
+        host = self._shelves[0]
+        if start > load.chunks[0]:
+            load.promoted = host.promote(keys[load.chunks[0] : start], set(keys))
+        return load
+
+    def _loaded(self, number: int, request: TraceRequest, load: _Load, now_s: float) -> None:
+        for shelf, slots in load.held:
+            shelf.tier.complete_load([slot for slot in slots if slot is not None])
+        if load.promoted is not None:
+            self._shelves[0].publish(load.promoted)
+        self._prefill(number, request, now_s, load.missing_s)
+
+    def _prefill(self, number: int, request: TraceRequest, now_s: float, missing_s: float) -> None:
+        self._prefill_free_s = max(now_s, self._prefill_free_s) + missing_s
+        self.outcome.ttft_s[number] = self._prefill_free_s - request.arrival_s
+        self._at(self._prefill_free_s, lambda end_s: self._store(request, end_s))
+
+    def _store(self, request: TraceRequest, now_s: float) -> None:
+        """The host has it at once (copies run beside the next prefill), the tiers below when it is written."""
+        keys = request.keys
+        own = set(keys)
+        host, *below = self._shelves
+        host.publish(host.take(keys, own))
+        for shelf in below:
+            if shelf.writes.backlog_s(now_s) > self._options.write_backlog_s:
+                shelf.counts.not_stored += sum(shelf.tier.has_none_of((key,)) for key in keys)
+                continue
+            prepared = shelf.take(keys, own)
+            if prepared.stored:
+                end_s = shelf.writes.send(now_s, len(prepared.stored) * self._chunk_bytes)
+                self._at(end_s, _publisher(shelf, prepared))
+
+
+@dataclass(slots=True)
+class _Load:
+    """A load that has begun."""
+
+    end_s: float
+    missing_s: float = 0.0
+    """Prefill that is left."""
+    chunks: list[int] = field(default_factory=list)
+    """Of each tier."""
+    held: list[tuple[Shelf, list[SlotId | None]]] = field(default_factory=list)
+    promoted: PreparedStore | None = None
+
+
+def _publisher(shelf: Shelf, prepared: PreparedStore) -> Callable[[float], None]:
+    return lambda _: shelf.publish(prepared)

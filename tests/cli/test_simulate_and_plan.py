@@ -1,0 +1,97 @@
+"""`kvoffload simulate` and `kvoffload plan`: what they print is what was computed, and refusals are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from kvoffload.cli.main import app
+
+SAMPLE = str(Path(__file__).parent.parent / "sim" / "fixtures" / "mooncake_synthetic_160.jsonl")
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+}
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_run_for_every_policy_and_size_and_json_is_one_object() -> None:
+    options = ("--tiers", "host=16GiB,fs=64GiB", "--policy", "lru,arc", "--sweep", "fs=32GiB,64GiB")
+    result = run("simulate", SAMPLE, *options, "--json", "--curve")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert [(entry["policy"], entry["tiers"][1]["chunks"]) for entry in found["runs"]] == [
+        ("lru", 512),
+        ("arc", 512),
+        ("lru", 1024),
+        ("arc", 1024),
+    ]
+    for entry in found["runs"]:
+        assert abs(sum(tier["hit_ratio"] for tier in entry["tiers"]) - entry["hit_ratio"]) < 1e-12
+        assert entry["block_accesses"] == 4315
+    hits = found["curve"]["prefix_hit_ratio"]
+    assert hits == sorted(hits)
+    assert found["curve"]["capacities"][-1] >= 4004
+
+
+def test_lines_and_page_show_the_same_figures(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = run("simulate", SAMPLE, "--tiers", "host=100GiB", "--html", str(page))
+    assert result.exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert all(line in text for line in result.stdout.splitlines())
+    assert text.count("<polyline") == 2
+    assert "http" not in text
+    assert "<script" not in text
+
+
+def test_a_trace_of_lengths_cannot_be_simulated_but_planned_with(tmp_path: Path) -> None:
+    trace, config = tmp_path / "azure.csv", tmp_path / "config.json"
+    trace.write_text(AZURE)
+    config.write_text(json.dumps(LLAMA))
+    refused = run("simulate", str(trace))
+    assert refused.exit_code == 2
+    assert "lengths only" in refused.output
+    planned = run("plan", str(tmp_path), "--trace", str(trace), "--budget", "host=1GiB")
+    assert planned.exit_code == 0
+    assert "8192 tokens = 21.9 prompts of 374" in planned.stdout
+    assert "says nothing about hits" in planned.stdout
+
+
+def test_a_plan_says_bytes_places_and_the_worth_of_more(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA))
+    result = run("plan", str(config), "--trace", SAMPLE, "--json", "--budget", "host=4GiB")
+    found = json.loads(result.stdout)
+    assert found["bytes_per_token"] == 131_072
+    assert found["traffic"]["requests"] == 160
+    (place,) = found["places"]
+    assert (place["tokens"], place["name"]) == (32_768, "host")
+    assert 0 <= place["hit_ratio"] < 1
+    printed = run("plan", str(config), "--trace", SAMPLE, "--budget", "host=4GiB").stdout
+    assert "a token, all layers:  131072 bytes" in printed
+    assert "the next GiB" in printed
+
+
+def test_wrong_use_is_one_line(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("[]")
+    for arguments in (
+        ("simulate", SAMPLE, "--policy", "best"),
+        ("simulate", SAMPLE, "--tiers", "host"),
+        ("simulate", str(config)),
+        ("plan", str(config)),
+        ("plan", str(tmp_path / "nothing")),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2, arguments
+        assert len(result.output.strip().splitlines()) == 1, result.output
