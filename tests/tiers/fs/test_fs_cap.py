@@ -14,6 +14,7 @@ from fs_support import (
     FILE_BYTES,
     HIT,
     MISS,
+    PAYLOAD_BYTES,
     FaultyDisk,
     Store,
     disk_usage,
@@ -119,8 +120,8 @@ def test_of_a_prompt_larger_than_the_cap_the_beginning_is_stored(tmp_path: Path)
 
 
 def test_a_chunk_larger_than_the_cap_is_rejected_at_once(tmp_path: Path) -> None:
-    with Store(tmp_path, max_bytes=FILE_BYTES - 1) as store:
-        assert store.store(make_keys(1)) == [REJECTED]
+    with Store(tmp_path, max_bytes=60_000, payload_bytes=(PAYLOAD_BYTES, 100_000)) as store:
+        assert store.store([make_key(1, group=1)]) == [REJECTED]
         assert store.counters()["rejected_larger_than_cap"] >= 1
 
 

@@ -89,3 +89,19 @@ def test_an_engine_starts_on_a_really_read_only_file_system(tmp_path: Path) -> N
             store.walk()
             assert store.store(make_keys(2, "new")) == [DONE] * 2
     assert os.path.lexists(root)
+
+
+def test_a_cap_under_which_nothing_fits_is_refused_with_the_least_that_does(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"at least \d+; a number without a unit is bytes.*'100GiB'"
+    ) as refused:
+        Store(tmp_path, max_bytes=100)
+    least = int(str(refused.value).partition("at least ")[2].partition(";")[0])
+    with pytest.raises(ConfigError, match=f"at least {least}$"):
+        Store(tmp_path, max_bytes=least - 1)
+    with Store(tmp_path, max_bytes=least) as store:
+        store.wait_for_walk()
+        assert store.store(make_keys(1)) == [DONE]
+    # A tier that only reads has no use for it.
+    with Store(tmp_path, max_bytes=100, read_only=True) as store:
+        assert store.load(make_keys(1)) == [DONE]

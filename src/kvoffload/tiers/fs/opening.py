@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from kvoffload.errors import ConfigError
 from kvoffload.layout.chunk_format import ALIGNMENT_BYTES
-from kvoffload.tiers.fs.directory import GONE
+from kvoffload.tiers.fs.directory import DIRECTORY_BYTES, GONE, NAMESPACE_BYTES, ROOT_BYTES
 from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.namespace_file import check_namespace, read_namespace, write_namespace
 from kvoffload.tiers.fs.options import DirectIo, FsTierConfig
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 """States of a disk, which may end, and no mistakes of who configured it. What is there can still be loaded."""
+_PLAIN_NUMBER_BELOW = 16 * 1024
+"""No size that anybody means in bytes."""
 _MAY_NOT = "give a directory that this user may write, or read_only=true"
 _NO_PATH = "a part of this path is no directory; give a directory"
 _OTHERWISE = "give another root_dir, or mend the file system"
@@ -41,6 +43,8 @@ def open_directory(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> boo
         ConfigError: it cannot be made or written, belongs to another configuration, or O_DIRECT was asked for and does
             not work.
     """
+    if not config.read_only:
+        _check_cap(config.max_bytes, place)
     try:
         _refuse_link(disk, place.directory)
         if config.read_only:
@@ -57,6 +61,21 @@ def open_directory(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> boo
             "give another root_dir, or direct_io='auto'"
         )
     return works
+
+
+def _check_cap(cap_bytes: int | None, place: StorePlace) -> None:
+    """Refuse a cap under which nothing could ever be stored."""
+    least = ROOT_BYTES + NAMESPACE_BYTES + place.smallest_file_bytes + 2 * DIRECTORY_BYTES
+    if cap_bytes is None or cap_bytes >= least:
+        return
+    hint = (
+        f"; a number without a unit is bytes: did you mean '{cap_bytes}GiB'?"
+        if cap_bytes < _PLAIN_NUMBER_BELOW
+        else ""
+    )
+    raise ConfigError(
+        f"fs tier: max_bytes={cap_bytes} is less than one chunk and its directories take; give at least {least}{hint}"
+    )
 
 
 def _refuse_link(disk: DiskIO, directory: str) -> None:
