@@ -128,8 +128,35 @@ def test_the_whole_command_works_here(tmp_path: Path, monkeypatch: pytest.Monkey
     assert os.listdir(tmp_path / "store") == []
 
 
-@pytest.mark.parametrize("arguments", [["--cpu-bytes", "much"], ["--fs", ""], ["--fs-bytes", "-1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--cpu-bytes", "much"],
+        ["--fs", ""],
+        ["--fs-bytes", "-1"],
+        ["--fs", "/kv:much"],
+        ["--fs", "/kv:1GiB", "--fs-bytes", "2GiB"],
+    ],
+)
 def test_wrong_use_is_one_line_and_2(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["doctor", *arguments])
     assert result.exit_code == 2
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_fs_takes_what_serve_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvoffload.cli.doctor import examination
+
+    asked: list[examination.Wishes] = []
+
+    def examine(wishes: examination.Wishes, **_: object) -> bool:
+        asked.append(wishes)
+        return True
+
+    monkeypatch.setattr(examination, "examine", examine)
+    assert CliRunner().invoke(app, ["doctor", "--fs", f"{tmp_path}:10GiB"]).exit_code == 0
+    assert CliRunner().invoke(app, ["doctor", "--fs", str(tmp_path)]).exit_code == 0
+    assert [(one.fs_path, one.fs_bytes) for one in asked] == [
+        (str(tmp_path), 10 * 1024**3),
+        (str(tmp_path), None),
+    ]

@@ -379,3 +379,18 @@ def test_help_needs_neither_numpy_nor_xxhash() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "command", [("purge", "--yes"), ("gc",), ("ls",), ("du",), ("verify", "--fix"), ("stat",)]
+)
+@pytest.mark.parametrize("path", ["", " "])
+def test_an_empty_path_is_not_the_directory_where_one_happens_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], path: str
+) -> None:
+    chunks = chunk_files(make_store(tmp_path, 2))
+    monkeypatch.chdir(tmp_path)
+    result = run(*command, path)
+    assert result.exit_code != 0
+    assert "the path is empty" in str(result.exception) + result.stderr
+    assert chunk_files(tmp_path) == chunks

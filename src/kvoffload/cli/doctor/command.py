@@ -12,7 +12,10 @@ from kvoffload.errors import ConfigError
 def doctor(
     *,
     fs: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Also check this directory: root_dir of an fs tier.")
+        str | None,
+        typer.Option(
+            metavar="PATH[:CAP]", help="Also check this directory, as for serve: root_dir of an fs tier."
+        ),
     ] = None,
     cpu_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Host memory that the engine shall get for KV.")
@@ -27,13 +30,21 @@ def doctor(
     Exit code 0 if the engine can start (with or without warnings), 1 if something has to be mended first.
     """
     from kvoffload.cli.doctor.examination import Wishes, examine  # noqa: PLC0415
+    from kvoffload.cli.fs_option import parse_fs  # noqa: PLC0415
     from kvoffload.config.units import parse_bytes  # noqa: PLC0415
 
     if fs == "":
         raise ConfigError("--fs: the path is empty; give a directory")
+    # As `serve` takes it, so that its argument can be copied.
+    tier = {} if fs is None else parse_fs([fs])[0]
+    cap = tier.get("max_bytes")
+    if cap is not None and fs_bytes is not None:
+        raise ConfigError(f"--fs {fs!r} has a cap, and --fs-bytes is another one; give one of them")
     wishes = Wishes(
-        fs_path=fs,
+        fs_path=None if fs is None else str(tier["root_dir"]),
         cpu_bytes=None if cpu_bytes is None else parse_bytes(cpu_bytes, "--cpu-bytes"),
-        fs_bytes=None if fs_bytes is None else parse_bytes(fs_bytes, "--fs-bytes"),
+        fs_bytes=(cap if isinstance(cap, int) else None)
+        if fs_bytes is None
+        else parse_bytes(fs_bytes, "--fs-bytes"),
     )
     raise typer.Exit(0 if examine(wishes, as_json=as_json) else 1)

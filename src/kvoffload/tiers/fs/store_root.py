@@ -175,7 +175,13 @@ def open_root(path: str, disk: DiskIO | None = None) -> StoreRoot:
 
 
 def absolute(path: str) -> str:
-    """A path as the tier itself makes it absolute: links in it stay."""
+    """An absolute path; links in it stay.
+
+    Raises:
+        ConfigError: it is empty, which would be the directory where the command happens to run.
+    """
+    if not path.strip():
+        raise ConfigError("the path is empty; give the root_dir of an fs tier")
     return os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111  (lexical only)
 
 
