@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kvoffload.cli.store.output import size_text, warn
+from kvoffload.cli.store.output import looking, size_text, warn
 from kvoffload.cli.store.removing import Outcome, carry_out, tell
 from kvoffload.tiers.fs.accounts import Accounts
 from kvoffload.tiers.fs.cleaning import Cleaner
@@ -38,14 +38,17 @@ def run_gc(
     bounds = Bounds(max_bytes, not_before_ns)
     accounts = Accounts(store)
     if dry_run:
-        outcome = Outcome(store, make_plan(store, chosen, accounts, bounds), None, accounts)
+        with looking(hidden=as_json) as accounts.seen:
+            plan = make_plan(store, chosen, accounts, bounds)
+        outcome = Outcome(store, plan, None, accounts)
     else:
         accounts.open()
         try:
-            if namespace is None:
-                plan = count_and_plan(store, accounts, bounds)
-            else:
-                plan = make_plan(store, chosen, accounts, bounds)
+            with looking(hidden=as_json) as accounts.seen:
+                if namespace is None:
+                    plan = count_and_plan(store, accounts, bounds)
+                else:
+                    plan = make_plan(store, chosen, accounts, bounds)
             cleaner = Cleaner(store, accounts)
             cleaned = carry_out(cleaner, plan.removals, "collecting", as_json=as_json)
         finally:

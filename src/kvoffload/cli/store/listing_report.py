@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvoffload.cli.store.describing import model_of, namespace_json, state_text, what_it_is
-from kvoffload.cli.store.output import print_json, print_table, say, seconds_of, size_text, time_text, warn
+from kvoffload.cli.store.output import (
+    looking,
+    print_json,
+    print_table,
+    say,
+    seconds_of,
+    size_text,
+    time_text,
+    warn,
+)
 from kvoffload.tiers.fs.accounts import Accounts
 from kvoffload.tiers.fs.directory import FoundFile, walk_namespace
 from kvoffload.tiers.fs.store_root import NamespaceInfo, StoreRoot, collect_errors
@@ -14,7 +23,9 @@ from kvoffload.tiers.fs.survey import survey_store
 
 def list_namespaces(store: StoreRoot, chosen: Sequence[NamespaceInfo], *, as_json: bool) -> None:
     """One line a namespace."""
-    survey = survey_store(store, chosen, Accounts(store).observer())
+    accounts = Accounts(store)
+    with looking(hidden=as_json) as accounts.seen:
+        survey = survey_store(store, chosen, accounts.observer())
     if as_json:
         namespaces = [namespace_json(one) for one in survey.namespaces]
         print_json({"root": store.path, "namespaces": namespaces, "errors": survey.errors})

@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -66,6 +74,23 @@ def progress(title: str, total_bytes: int | None, *, hidden: bool = False) -> It
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as live:
         task = live.add_task(title, total=total_bytes)
         yield lambda size: live.advance(task, size)
+
+
+@contextmanager
+def looking(*, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """A spinner and a running count on stderr while a store is walked, if that is a terminal.
+
+    Yields:
+        What is told how many chunks were found in one more directory. It does nothing after the block.
+    """
+    console = Console(stderr=True)
+    if hidden or not console.is_terminal:
+        yield lambda _chunks: None
+        return
+    columns = (SpinnerColumn(), TextColumn("looking: {task.completed:,} chunks"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as live:
+        task = live.add_task("looking", total=None)
+        yield lambda chunks: live.advance(task, chunks)
 
 
 def size_text(size: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from kvoffload.cli.store.output import shown, size_text, warn
+from kvoffload.cli.store.output import looking, shown, size_text, warn
 from kvoffload.cli.store.removing import Outcome, carry_out, tell
 from kvoffload.errors import ConfigError
 from kvoffload.tiers.fs.accounts import Accounts
@@ -22,7 +22,8 @@ def run_purge(store: StoreRoot, namespace: str | None, *, yes: bool, dry_run: bo
     """
     chosen = store.select(namespace)
     accounts = Accounts(store)
-    plan = make_plan(store, chosen, accounts, Bounds(everything=True))
+    with looking(hidden=as_json) as accounts.seen:
+        plan = make_plan(store, chosen, accounts, Bounds(everything=True))
     if dry_run:
         tell(Outcome(store, plan, None, accounts), as_json=as_json, is_dry=True)
         return not plan.survey.errors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvoffload.cli.store.describing import namespace_json
-from kvoffload.cli.store.output import print_json, print_table, say, size_text, time_text, warn
+from kvoffload.cli.store.output import looking, print_json, print_table, say, size_text, time_text, warn
 from kvoffload.tiers.fs.accounts import Accounts
 from kvoffload.tiers.fs.directory import DIRECTORY_BYTES, Leaf
 from kvoffload.tiers.fs.store_root import NamespaceInfo, Record, StoreRoot, collect_errors
@@ -43,7 +43,9 @@ def report_usage(store: StoreRoot, cap_bytes: int | None, *, as_json: bool) -> N
             for entry in foreign_in_leaf(store.disk, info, leaf, collect_errors(errors)):
                 foreign.add(info.name, entry.size_bytes)
 
-    survey = survey_store(store, store.namespaces, Accounts(store).observer(), look)
+    accounts = Accounts(store)
+    with looking(hidden=as_json) as accounts.seen:
+        survey = survey_store(store, store.namespaces, accounts.observer(), look)
     for entry in foreign_in_root(store, collect_errors(errors)):
         foreign.add("", entry.size_bytes)
     survey.errors.extend(error for error in errors if error not in survey.errors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvoffload.cli.store.output import print_json, print_table, progress, say, size_text, warn
+from kvoffload.cli.store.output import looking, print_json, print_table, progress, say, size_text, warn
 from kvoffload.tiers.fs.accounts import Accounts
 from kvoffload.tiers.fs.cleaning import Cleaner
 from kvoffload.tiers.fs.collecting import Bounds, Kind, plan_temps
@@ -80,7 +80,8 @@ def run_verify(store: StoreRoot, namespace: str | None, options: VerifyOptions) 
 def _verify(
     store: StoreRoot, chosen: tuple[NamespaceInfo, ...], accounts: Accounts, options: VerifyOptions
 ) -> _Report:
-    plan = make_plan(store, chosen, accounts, Bounds())
+    with looking(hidden=options.as_json) as accounts.seen:
+        plan = make_plan(store, chosen, accounts, Bounds())
     report = _Report(plan.survey)
     report.record_fault = _record_fault(store, plan.survey, plan.observer.live_writers - {accounts.here.text})
     if options.fix:
@@ -106,7 +107,9 @@ def _verify(
         report.swept = cleaner.cleaned.removed[Kind.TEMP]
         report.problems.extend(cleaner.cleaned.failed)
         # Last, so that it counts what is left. A walk that could not read all knows too little to set anything.
-        report.is_record_set = not count(store, accounts).errors and accounts.problem is None
+        with looking(hidden=options.as_json) as accounts.seen:
+            counted = count(store, accounts)
+        report.is_record_set = not counted.errors and accounts.problem is None
     report.problems.extend(dict.fromkeys([*plan.survey.errors, *report.chunks.errors]))
     return report
 

@@ -37,6 +37,8 @@ class Accounts:
         record = UsageFile(store.disk, store.usage_path, self.here.text, MonotonicClock())
         self._share = UsageShare(record, self.here.text, None, self._clock)
         self._reported_s = time.monotonic()
+        self.seen: Callable[[int], None] = lambda _chunks: None
+        """Told of the progress of every survey; see `Observer`."""
         self.problem: str | None = None
         """Why the record could not be told something; None if all went well."""
 
@@ -44,7 +46,7 @@ class Accounts:
         """Who is known to live, by the record as it is; changes nothing."""
         usage = self._store.read_record().usage
         writers = {} if usage is None else drop_dead(usage, self._is_dead).writers
-        return Observer(self.here, self._clock.now_s(), frozenset(writers))
+        return Observer(self.here, self._clock.now_s(), frozenset(writers), self.seen)
 
     def open(self) -> None:
         """Begin to take part.

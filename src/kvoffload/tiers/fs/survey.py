@@ -33,6 +33,8 @@ class Observer:
     """Seconds since the epoch."""
     live_writers: frozenset[str]
     """Those that the usage record has heard of lately."""
+    seen: Callable[[int], None] = lambda _chunks: None
+    """Told, after each directory, how many chunks are in it."""
 
 
 class TempFile(NamedTuple):
@@ -119,6 +121,7 @@ def survey_store(
         one = NamespaceSurvey(info)
         for leaf in walk_namespace(store.disk, info.path, collect_errors(survey.errors)):
             _add_leaf(one, leaf, observer)
+            observer.seen(len(leaf.chunks))
             if each_leaf is not None:
                 each_leaf(info, leaf)
         survey.namespaces.append(one)
