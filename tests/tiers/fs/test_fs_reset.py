@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,20 @@ def test_a_clock_that_is_set_back_after_a_reset_voids_nothing(tmp_path: Path) ->
         store.path_of(keys[0]).parent.mkdir(parents=True, exist_ok=True)
         store.path_of(keys[0]).write_bytes(old)
         assert store.load(keys[:1]) == [MISSING]
+
+
+def test_a_reset_that_deletes_in_the_callers_thread_ends(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.store(make_keys(2))
+
+        def at_once(work: Callable[[], None], _name: str) -> list[threading.Thread]:
+            work()
+            return []
+
+        store.tier._spawn = at_once
+        done = threading.Thread(target=store.tier.clear, daemon=True)
+        done.start()
+        done.join(10)
+        assert not done.is_alive()
+        assert store.files() == set()
+        del store.tier._spawn

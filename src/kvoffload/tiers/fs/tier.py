@@ -115,7 +115,8 @@ class FsTier(Tier):
         self._around = Surroundings(disk, place, Counters(), clock, wall_clock)
         self._epoch = Epoch()
         self._clearing: Clearing | None = None
-        self._clear_lock = threading.Lock()
+        # Reentrant, as a subclass may do the deletion at once.
+        self._clear_lock = threading.RLock()
         """Whether a clearing has ended, and whether the tier is empty because of one, change together."""
         self._is_shut_down = False
         self._assemble()
