@@ -173,9 +173,9 @@ MUTANTS: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (what_was_stored_before_a_reset_counts_after_it, "directory, two groups", WRONG),
 )
 FIRST_SEED = {
-    a_file_in_the_directory_may_be_that_of_another_key: 100,
+    a_file_in_the_directory_may_be_that_of_another_key: 250,
     a_cascaded_chunk_is_not_held_until_it_is_stored: 60,
-    what_was_stored_before_a_reset_counts_after_it: 100,
+    what_was_stored_before_a_reset_counts_after_it: 170,
 }
 """Where the bug is rare, a place near to where it shows: for time's sake alone."""
 
