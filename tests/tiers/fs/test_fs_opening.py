@@ -26,7 +26,7 @@ def test_what_may_pass_does_not_keep_an_engine_from_starting(
     tmp_path: Path, call: str, error: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, clock, keys = FaultyDisk(), ManualClock(), make_keys(2)
-    with caplog.at_level(logging.WARNING), disk.fault(call, error):
+    with caplog.at_level(logging.WARNING, "kvoffload"), disk.fault(call, error):
         store = Store(tmp_path / "store", disk=disk, clock=clock)
     with store:
         told = [one for one in caplog.records if "opened all the same" in one.message]
