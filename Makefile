@@ -18,7 +18,7 @@ PIP_INSTALL := -m pip install --disable-pip-version-check --quiet
 help:
 	@sed -n 's/^#   make /  make /p' Makefile
 	@echo "  make unit         checks and tests that need no engine (under a minute)"
-	@echo "  make simulate     a thousand seeds of the simulator (under a minute)"
+	@echo "  make simulate     the simulator: a thousand seeds, planted bugs, policies"
 	@echo "  make engine-test  tests on the real engine"
 	@echo "  make bench        the benchmarks"
 	@echo "  make clean        remove what was made here, but the environments"
@@ -37,10 +37,10 @@ unit: unit-env
 	$(UNIT_ENV)/bin/ruff format --check .
 	$(UNIT_ENV)/bin/mypy
 	$(UNIT_ENV)/bin/lint-imports
-	$(UNIT_ENV)/bin/python -m pytest -m "not engine and not seeds" -n $(UNIT_WORKERS)
+	$(UNIT_ENV)/bin/python -m pytest -m "not engine and not simulation" -n $(UNIT_WORKERS)
 
 simulate: unit-env
-	$(UNIT_ENV)/bin/python -m pytest -m seeds -n $(UNIT_WORKERS)
+	$(UNIT_ENV)/bin/python -m pytest -m simulation -n $(UNIT_WORKERS)
 
 engine-test: engine-env
 	$(ENGINE_ENV)/bin/python -m pytest -m engine

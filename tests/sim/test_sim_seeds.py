@@ -95,7 +95,6 @@ def must_see(name: str) -> set[str]:
     return wanted | (DIRECTORY if "fs" in below else set())
 
 
-@pytest.mark.seeds
 @pytest.mark.parametrize(("names", "first", "count"), HOST_BLOCKS + TIER_BLOCKS)
 def test_no_seed_shows_wrong_bytes_a_hang_a_leak_or_an_exception(
     names: tuple[str, ...], first: int, count: int

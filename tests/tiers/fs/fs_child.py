@@ -46,7 +46,8 @@ def busy(root: Path, cap: int, seed: int, rounds: int) -> None:
         print(counters)
 
 
-def store_for_ever(root: Path, cap: int, seed: int) -> None:
+def store_for_ever(root: Path, cap: int, seed: int, begun: int) -> None:
+    """Writes a byte to the descriptor `begun` when it begins to store."""
     store = Store(root, max_bytes=cap, threads=4)
     keys = [make_key(f"{seed} {n}") for n in range(300)]
     rows = store.rows_for(keys[:50], filled=False)
@@ -58,6 +59,8 @@ def store_for_ever(root: Path, cap: int, seed: int) -> None:
         for key, row in zip(part, rows, strict=True):
             row[:] = payload_of(key)
         store.submit(Verb.STORE, part, rows)
+        if number == 0:
+            os.write(begun, b"!")
         store.wait()
         number += 50
 
@@ -66,13 +69,18 @@ def killed(root: Path, cap: int, seed: int, kills: int) -> None:
     """Fork, let it store for a few milliseconds, kill it; again and again. The parent has no threads."""
     rng = random.Random(seed)
     for number in range(kills):
+        # Not a time alone: on a busy machine the child would be killed before it has stored anything.
+        begins, begun = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
-                store_for_ever(root, cap, seed * 1000 + number % 7)
+                store_for_ever(root, cap, seed * 1000 + number % 7, begun)
             finally:
                 os._exit(1)
-        time.sleep(rng.uniform(0.005, 0.04))
+        os.close(begun)
+        os.read(begins, 1)
+        os.close(begins)
+        time.sleep(rng.uniform(0.0, 0.03))
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         assert os.WIFSIGNALED(status), f"the child ended by itself: {status}"
