@@ -24,6 +24,7 @@ class Request:
     resumable = False
     skip_reading_prefix_cache = False
     kv_transfer_params = None
+    lora_request = None
     status = RequestStatus.WAITING
 
     def __init__(self, name: str, tokens: int, span: int) -> None:
