@@ -28,7 +28,7 @@ def namespace_for(model: str) -> Namespace:
     )
 
 
-_patterns = tempfile.TemporaryDirectory(prefix="kvoffload-stores-")
+_patterns = tempfile.TemporaryDirectory(prefix="store-tools-")
 
 
 def make_store(root: Path, chunks: int = 4, model: str = "org/model") -> Path:
