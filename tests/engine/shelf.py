@@ -351,18 +351,19 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         # As a user starts it: the connector by its name alone, the engine's default for failed loads.
         connector={"kv_connector_module_path": None, "kv_load_failure_policy": None},
     ),
+    "fs": lambda shelf, folder: FsSubject(shelf, folder, kind="fs"),
+    "fs-canonical": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-canonical", canonical=True),
     "tp2": _kind("tp2", tp=2),
+    "fs-tp2": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-tp2", tp=2),
     "gemma3-faults": _kind("gemma3-faults", model="gemma3", blocks=GROUPS_BLOCKS, engine_args=GROUPS_STEPS),
-    "lfm2-faults": _kind("lfm2-faults", model="lfm2", blocks=GROUPS_BLOCKS, engine_args=GROUPS_STEPS),
     "gemma3": _groups_kind("gemma3", model="gemma3"),
+    "gemma3-canonical": _groups_kind("gemma3-canonical", model="gemma3", canonical=True),
     "gemma3-tp2": _groups_kind("gemma3-tp2", model="gemma3", tp=2),
+    "lfm2-faults": _kind("lfm2-faults", model="lfm2", blocks=GROUPS_BLOCKS, engine_args=GROUPS_STEPS),
     "lfm2": _groups_kind("lfm2", model="lfm2"),
     "lfm2-tp2": _groups_kind("lfm2-tp2", model="lfm2", tp=2),
     "qwen3-next": _groups_kind("qwen3-next", model="qwen3-next"),
     "qwen3-next-tp2": _groups_kind("qwen3-next-tp2", model="qwen3-next", tp=2),
-    "gemma3-canonical": _groups_kind("gemma3-canonical", model="gemma3", canonical=True),
-    "fs": lambda shelf, folder: FsSubject(shelf, folder, kind="fs"),
-    "fs-canonical": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-canonical", canonical=True),
-    "fs-tp2": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-tp2", tp=2),
 }
-"""Kinds of engines under test. Tests are sorted so that each kind is started once, in this order."""
+"""Kinds of engines under test. Tests are sorted so that each kind is started once, in this order: those that are compared
+with the same engine stand together."""
