@@ -34,8 +34,7 @@ from kvoffload.connectors.vllm.groups import (
 from kvoffload.connectors.vllm.identity import is_certain, model_revision
 from kvoffload.errors import ConfigError, UnsupportedModelError
 from kvoffload.layout import canonical, direct
-from kvoffload.layout.geometry import ParallelSizes
-from kvoffload.layout.layouts import canonical_identity
+from kvoffload.layout.layouts import canonical_identity, sizes_of
 from kvoffload.spec.factory import OffloadingSpecFactory
 
 _LOCAL_FORMATS = frozenset(
@@ -133,12 +132,7 @@ def _as_canonical(
     groups: tuple[OffloadingGroupConfig, ...], blocks_per_chunk: int, parallel: Any
 ) -> tuple[tuple[OffloadingGroupConfig, ...], bool]:
     """The groups with what their canonical bytes mean, and whether all of them are readable under any parallel layout."""
-    sizes = ParallelSizes(
-        parallel.tensor_parallel_size,
-        parallel.pipeline_parallel_size,
-        parallel.prefill_context_parallel_size,
-        parallel.decode_context_parallel_size,
-    )
+    sizes = sizes_of(_parallel(parallel, portable=False))
     found = [canonical_identity(group.layers, blocks_per_chunk, sizes) for group in groups]
     described = (
         dataclasses.replace(group, page_signature=identity.signature)

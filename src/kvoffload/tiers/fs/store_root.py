@@ -26,7 +26,7 @@ from kvoffload.tiers.fs.directory import (
 )
 from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.namespace_file import NOT_OURS, identity_of, parse_namespace, read_namespace_text
-from kvoffload.tiers.fs.usage import Usage, decode_usage
+from kvoffload.tiers.fs.usage import Usage, decode_usage, is_of_later_version
 
 _DIGEST_CHARS = 16
 _MAX_RECORD_BYTES = 1024**2
@@ -144,7 +144,7 @@ class StoreRoot:
         usage = decode_usage(data)
         if usage is not None:
             return Record(RecordState.READABLE, usage)
-        return Record(RecordState.NEWER if _is_newer_record(data) else RecordState.DAMAGED)
+        return Record(RecordState.NEWER if is_of_later_version(data) else RecordState.DAMAGED)
 
 
 def open_root(path: str, disk: DiskIO | None = None) -> StoreRoot:
@@ -243,14 +243,6 @@ def _newer_version(text: bytes) -> str:
     except NOT_OURS:
         pass
     return ""
-
-
-def _is_newer_record(data: bytes) -> bool:
-    try:
-        found = json.loads(data.partition(b"\n")[2])
-        return bool(found["kind"] == "kvoffload usage" and found["version"] > 1)
-    except NOT_OURS:
-        return False
 
 
 def _read_small(disk: DiskIO, path: str) -> bytes | None:
