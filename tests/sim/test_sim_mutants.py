@@ -6,15 +6,13 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from verdicts import verdict_on
 
 from kvoffload.layout import chunk_format
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.lane import HostChunk, TierLane
 from kvoffload.manager.manager import OffloadManager
 from kvoffload.manager.staging import Staging
-from kvoffload.sim.report import DEFAULT_STEPS
-from kvoffload.sim.runner import Simulation
-from kvoffload.sim.setups import SETUPS
 from kvoffload.tiers.base import Outcome, Verb
 from kvoffload.tiers.fs import reader, walker
 from kvoffload.tiers.fs.executor import JobExecutor
@@ -27,7 +25,6 @@ from kvoffload.transfer.ledger import Ledger
 
 Patch = pytest.MonkeyPatch
 SEEDS_TRIED = 60
-STEPS = DEFAULT_STEPS
 
 
 def the_payload_of_a_chunk_file_is_not_verified(patch: Patch) -> None:
@@ -197,12 +194,3 @@ def test_the_simulator_notices_that(
     first = FIRST_SEED.get(plant, 0)
     found = (verdict_on(setup, seed) for seed in range(first, first + SEEDS_TRIED))
     assert verdict in next(filter(None, found), "nothing wrong")
-
-
-def verdict_on(setup: str, seed: int) -> str:
-    """What was wrong, "" if nothing was."""
-    try:
-        Simulation(SETUPS[setup], seed).run(STEPS)
-    except AssertionError as error:
-        return str(error)
-    return ""
