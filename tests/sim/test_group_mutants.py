@@ -205,7 +205,7 @@ MUTANTS: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (the_last_token_is_loaded_too, "states", WRONG),
     (blocks_that_a_load_fills_are_not_fenced, "states", WRONG),
     (blocks_that_were_given_away_are_not_fenced, "windows and states, asynchronous", WRONG),
-    (a_request_whose_load_failed_is_offered_a_load_again, "windows of two sizes", HANG),
+    (a_request_whose_load_failed_is_offered_a_load_again, "window, long prompts in few blocks", HANG),
     (stores_begin_anew_in_blocks_that_were_given_away, "windows and states, asynchronous", WRONG),
 )
 

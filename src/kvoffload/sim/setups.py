@@ -110,11 +110,21 @@ DOUBLE_SETUPS: Mapping[str, Setup] = {
         async_scheduling=True,
     ),
     "two groups over a tier": Setup(below=("double",), tokens_per_block=(2, 2), num_blocks=28, num_slots=6),
+    "windows and states over a tier": Setup(
+        below=("double",),
+        tokens_per_block=(2, 4, 2),
+        windows=(None, 6, STATE),
+        num_blocks=26,
+        num_slots=7,
+        prompt_only=False,
+    ),
 }
 """Over doubles of tiers that do as they are told: for state machines that shrink what fails."""
 
 GROUP_SETUPS: Mapping[str, Setup] = {
-    "window": Setup(tokens_per_block=(2, 2), windows=(None, 6), num_blocks=28, num_slots=9, prompt_only=False),
+    "window": Setup(
+        tokens_per_block=(2, 2), windows=(None, 6), num_blocks=28, num_slots=9, prompt_only=False
+    ),
     "windows of two sizes": Setup(
         tokens_per_block=(2, 4, 2), windows=(None, 8, 3), world_size=2, num_blocks=34, num_slots=9
     ),
