@@ -177,6 +177,17 @@ def a_request_whose_load_failed_is_offered_a_load_again(patch: Patch) -> None:
     patch.setattr(OffloadManager, "_withdraw_offers", lambda self, is_idle: None)
 
 
+def a_load_that_lacks_a_vanished_chunk_does_not_count_as_failed(patch: Patch) -> None:
+    original = OffloadManager._plan_load
+
+    def plan(self, state, block_ids, tokens) -> None:
+        original(self, state, block_ids, tokens)
+        state.computes_all = False
+
+    patch.setattr(OffloadManager, "_plan_load", plan)
+    patch.setattr(OffloadManager, "_withdraw_offers", lambda self, is_idle: None)
+
+
 def stores_begin_anew_in_blocks_that_were_given_away(patch: Patch) -> None:
     """After a reset a running request stores what it still has, and what it has no more."""
     patch.setattr(RequestState, "follow_reset", RequestState.restart_stores)
@@ -206,6 +217,11 @@ MUTANTS: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (blocks_that_a_load_fills_are_not_fenced, "states", WRONG),
     (blocks_that_were_given_away_are_not_fenced, "windows and states, asynchronous", WRONG),
     (a_request_whose_load_failed_is_offered_a_load_again, "window, long prompts in few blocks", HANG),
+    (
+        a_load_that_lacks_a_vanished_chunk_does_not_count_as_failed,
+        "window, long prompts in few blocks",
+        HANG,
+    ),
     (stores_begin_anew_in_blocks_that_were_given_away, "windows and states, asynchronous", WRONG),
 )
 
