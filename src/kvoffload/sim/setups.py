@@ -95,6 +95,7 @@ HOST_SETUPS: Mapping[str, Setup] = {
     "asynchronous": Setup(
         async_scheduling=True, world_size=2, blocks_per_chunk=2, prompt_only=False, num_blocks=17
     ),
+    "long prompts in few blocks": Setup(num_blocks=13, num_slots=24, shortest_prompt=18),
     "one slot": Setup(num_slots=1, blocks_per_chunk=2, num_blocks=15),
 }
 """The host tier alone."""
