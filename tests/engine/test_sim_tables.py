@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request as VllmRequest
 
-from kvoffload.sim.block_pool import BlockPool
+from kvoffload.sim.block_pool import NULL_BLOCK, BlockPool
 from kvoffload.sim.requests import Request
 from kvoffload.sim.setups import STATE, Setup
 from kvoffload.sim.splitting import tokens_of_step
@@ -97,6 +98,30 @@ class Pair:
         self.theirs.append_output_token_ids(7)
         self.ours.known += 1
 
+    def cache(self) -> None:
+        """As the simulator's scheduler does; vLLM's manager has done so when it gave blocks for a step."""
+        for group, per_block in enumerate(self.setup.tokens_per_block):
+            for index, block in enumerate(self.ours.tables[group][: self.ours.computed // per_block]):
+                if block != NULL_BLOCK:
+                    self.pool.remember(block, group, b"%d" % index)
+
+    def hit(self, tokens: int, shared: int) -> int:
+        """How much of a sequence of so many tokens, whose first ones are shared with this one, the simulator finds."""
+        end = (tokens - 1) // self.setup.align_tokens * self.setup.align_tokens
+        for boundary in range(end, 0, -self.setup.align_tokens):
+            tables = [
+                group.hit(boundary, partial(self._find, number, shared))
+                for number, group in enumerate(self.groups)
+            ]
+            if None not in tables:
+                return boundary
+        return 0
+
+    def _find(self, group: int, shared: int, index: int) -> int | None:
+        if (index + 1) * self.setup.tokens_per_block[group] > shared:
+            return None
+        return self.pool.find(group, b"%d" % index)
+
     def _advance(self, count: int) -> None:
         self.theirs.num_computed_tokens += count
         self.ours.computed += count
@@ -134,6 +159,30 @@ def test_tables_grow_and_shrink_as_those_of_the_engine(name: str, lag: int) -> N
             last = count
             if pair.ours.computed == pair.ours.known:
                 pair.sample()
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_prefix_hit_ends_where_the_engines_ends(name: str) -> None:
+    init_none_hash(sha256)
+    setup = SETUPS[name]
+    hits = []
+    for seed in range(60):
+        rng = random.Random(seed)
+        tokens = [rng.randrange(50) for _ in range(rng.randint(9, 70))]
+        pair = Pair(setup, engine_of(setup), tokens)
+        while pair.ours.computed < rng.randint(1, pair.ours.known):
+            wanted = min(rng.choice((5, 8, 30)), pair.ours.known - pair.ours.computed)
+            pair.step(tokens_of_step(setup, pair.ours, pair.ours.computed, wanted) or wanted, 0)
+            pair.engine.new_step_starts()
+            pair.cache()
+        shared = rng.randint(1, len(tokens))
+        other = tokens[:shared] + [99] * rng.randint(1, 9)
+        hasher = get_request_block_hasher(min(setup.tokens_per_block), sha256)
+        second = VllmRequest("s", other, SamplingParams(max_tokens=5), None, block_hasher=hasher)
+        _, found, *_ = pair.engine.get_computed_blocks(second)
+        assert pair.hit(len(other), shared) == found, seed
+        hits.append(found)
+    assert sum(hit > 0 for hit in hits) > 10
 
 
 @pytest.mark.parametrize("step_tokens", [None, 3, 4, 9])
