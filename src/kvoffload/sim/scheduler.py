@@ -175,7 +175,9 @@ class Scheduler:
         """An engine that has room for a step and requests that wait for nothing must not stand still."""
         if plan.options.budget < max(self.setup.tokens_per_block):
             return
-        if plan.scheduled or plan.waits or not self.waiting or self.manager.has_pending_work():
+        # A load that the manager has given up may still be with a worker.
+        loads = any(request.status is Status.LOADING and not request.load_done for request in self.waiting)
+        if plan.scheduled or plan.waits or loads or not self.waiting or self.manager.has_pending_work():
             self._idle_steps = 0
         else:
             self._idle_steps += 1
