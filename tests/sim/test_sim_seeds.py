@@ -11,7 +11,11 @@ STEPS = DEFAULT_STEPS
 HOST_NAMES = list(HOST_SETUPS)
 HOST_BLOCKS = [(tuple(HOST_NAMES[first : first + 2]), 0, 25) for first in range(0, len(HOST_NAMES), 2)]
 GROUP_BLOCKS = [((name,), 0, 40) for name in GROUP_SETUPS]
-TIER_BLOCKS = [((name,), first, 59) for name in TIER_SETUPS for first in (0, 59)]
+TIER_BLOCKS = [
+    ((name,), first, 59)
+    for name, setup in TIER_SETUPS.items()
+    for first in ((0,) if setup.is_sparse else (0, 59))
+]
 
 ALWAYS = {
     "load",
