@@ -175,6 +175,22 @@ def test_a_chunk_that_vanished_in_any_group_is_marked_and_the_request_starts_ane
     assert side.match("b") == 0
 
 
+def test_a_request_whose_chunk_vanished_is_offered_nothing_although_no_copy_failed(
+    side: SchedulerSide,
+) -> None:
+    store(side, "abcd", [4])
+    side.add("b", "abcde")
+    assert side.match("b") == 16
+    side.tiers[STATE].drop([keys_of("abcd", 3)[3]])
+    job = allocate(side, "b", [range(1, 5), [0, 0, 13, 14], [0, 0, 0, 24]], 16)
+    side.report(job)
+    # Somebody else brings the chunk back. The engine still counts the blocks of the failed load as needed.
+    store(side, "abcd", [4])
+    side.add("c", "abcde")
+    assert side.match("c") == 16
+    assert side.match("b") == 0
+
+
 def test_a_request_whose_load_failed_in_one_group_is_computed_and_offered_nothing(
     side: SchedulerSide,
 ) -> None:

@@ -1,16 +1,21 @@
-"""A thousand seeds over all setups: no wrong byte, no hang, no leak, no exception, whatever goes wrong below."""
+"""More than a thousand seeds over all setups: no wrong byte, no hang, no leak, no exception, whatever goes wrong below."""
 
 from __future__ import annotations
 
 import pytest
 
 from kvoffload.sim.report import DEFAULT_STEPS, simulate
-from kvoffload.sim.setups import HOST_SETUPS, TIER_SETUPS
+from kvoffload.sim.setups import GROUP_SETUPS, HOST_SETUPS, SETUPS, TIER_SETUPS
 
 STEPS = DEFAULT_STEPS
 HOST_NAMES = list(HOST_SETUPS)
 HOST_BLOCKS = [(tuple(HOST_NAMES[first : first + 2]), 0, 25) for first in range(0, len(HOST_NAMES), 2)]
-TIER_BLOCKS = [((name,), first, 59) for name in TIER_SETUPS for first in (0, 59)]
+GROUP_BLOCKS = [((name,), 0, 40) for name in GROUP_SETUPS]
+TIER_BLOCKS = [
+    ((name,), first, 59)
+    for name, setup in TIER_SETUPS.items()
+    for first in ((0,) if setup.is_sparse else (0, 59))
+]
 
 ALWAYS = {
     "load",
@@ -24,6 +29,8 @@ ALWAYS = {
     "evicted_chunks",
 }
 """What every block must have seen: a run that loads nothing and fails nothing proves nothing."""
+GROUPS = {"given away while it runs", "device hit", "no room for a load"}
+"""What only groups with windows or states see, and what is harder for them."""
 BELOW = {
     "restart",
     "stuck",
@@ -46,7 +53,6 @@ CHUNKS = {
     "tier faults_reject",
     "tier faults_torn_store",
     "tier faults_vanish",
-    "tier load_missing_chunks",
     "tier retried_jobs",
     "tier store_refused_jobs",
 }
@@ -82,6 +88,12 @@ RARE = [
     ("fs evicted_of_others", "directory, two groups"),
     ("fs swept_temps", "directory"),
     ("incomplete reset", "directory"),
+    ("tier load_missing_chunks", "chunk files"),
+    ("abort loading", "windows and states"),
+    ("vanished", "states"),
+    ("pending_timeouts", "windows and states, asynchronous"),
+    ("loaded from below in a later life", "chunk files, windows and states"),
+    ("loaded from below in a later life", "directory, windows and states"),
     ("tier_chunks{tier=tier1,verb=load,outcome=done}", "chunk files over a directory"),
 ]
 """What some seed of a setup must see."""
@@ -91,11 +103,12 @@ RARE_SEEDS = 118
 def must_see(name: str) -> set[str]:
     below = TIER_SETUPS[name].below if name in TIER_SETUPS else ()
     wanted = ALWAYS | (BELOW if below else set())
+    wanted |= GROUPS if SETUPS[name].is_sparse else set()
     wanted |= CHUNKS if {"chunks", "sealed"} & set(below) else set()
     return wanted | (DIRECTORY if "fs" in below else set())
 
 
-@pytest.mark.parametrize(("names", "first", "count"), HOST_BLOCKS + TIER_BLOCKS)
+@pytest.mark.parametrize(("names", "first", "count"), HOST_BLOCKS + GROUP_BLOCKS + TIER_BLOCKS)
 def test_no_seed_shows_wrong_bytes_a_hang_a_leak_or_an_exception(
     names: tuple[str, ...], first: int, count: int
 ) -> None:
@@ -106,7 +119,7 @@ def test_no_seed_shows_wrong_bytes_a_hang_a_leak_or_an_exception(
 
 
 def test_there_are_a_thousand_seeds() -> None:
-    assert sum(len(names) * count for names, _, count in HOST_BLOCKS + TIER_BLOCKS) >= 1000
+    assert sum(len(names) * count for names, _, count in HOST_BLOCKS + GROUP_BLOCKS + TIER_BLOCKS) >= 1000
 
 
 @pytest.mark.parametrize(("event", "name"), RARE)
@@ -121,21 +134,27 @@ def seeds_for(event: str, name: str) -> list[int]:
 
 
 KNOWN: dict[tuple[str, str], tuple[int, ...]] = {
-    ("abort loading", "chunk files"): (2, 4),
-    ("pending_timeouts", "one block a chunk"): (114,),
+    ("abort loading", "chunk files"): (1, 4),
+    ("pending_timeouts", "one block a chunk"): (114, 158),
     ("vanished", "one block a chunk"): (2, 8),
     ("loaded from below in a later life", "chunk files"): (2, 6),
-    ("loaded from below in a later life", "directory"): (6, 15),
-    ("loaded from below in a later life", "directory, two groups"): (4, 6),
-    ("tier faults_flip_loaded", "chunk files"): (28, 35),
-    ("died while writing", "directory"): (176,),
-    ("disk ENOSPC", "directory"): (1, 5),
-    ("disk torn write", "directory, two groups"): (51, 58),
+    ("loaded from below in a later life", "directory"): (6, 11),
+    ("loaded from below in a later life", "directory, two groups"): (2, 6),
+    ("tier faults_flip_loaded", "chunk files"): (38, 66),
+    ("died while writing", "directory"): (176, 224),
+    ("disk ENOSPC", "directory"): (7, 22),
+    ("disk torn write", "directory, two groups"): (11, 41),
     ("fs corrupt", "directory"): (2, 43),
-    ("fs corrupt", "directory, two groups"): (159,),
-    ("fs evicted", "directory"): (1, 2),
+    ("fs corrupt", "directory, two groups"): (11, 116),
+    ("fs evicted", "directory"): (2, 3),
     ("fs evicted_of_others", "directory, two groups"): (25, 38),
-    ("fs swept_temps", "directory"): (14,),
-    ("incomplete reset", "directory"): (25, 76),
-    ("tier_chunks{tier=tier1,verb=load,outcome=done}", "chunk files over a directory"): (20, 41),
+    ("fs swept_temps", "directory"): (35, 110),
+    ("incomplete reset", "directory"): (27, 78),
+    ("tier load_missing_chunks", "chunk files"): (7, 35),
+    ("abort loading", "windows and states"): (2, 18),
+    ("vanished", "states"): (19, 21),
+    ("pending_timeouts", "windows and states, asynchronous"): (8, 24),
+    ("loaded from below in a later life", "chunk files, windows and states"): (2, 6),
+    ("loaded from below in a later life", "directory, windows and states"): (48, 71),
+    ("tier_chunks{tier=tier1,verb=load,outcome=done}", "chunk files over a directory"): (20, 52),
 }

@@ -18,12 +18,12 @@ from kvoffload.sim.engine_model import EngineModel
 from kvoffload.sim.memory import Memory
 from kvoffload.sim.patterns import document
 from kvoffload.sim.requests import StepOptions, Wishes
-from kvoffload.sim.setups import DOUBLE_SETUPS, HOST_SETUPS, Setup
+from kvoffload.sim.setups import DOUBLE_SETUPS, GROUP_SETUPS, HOST_SETUPS, Setup
 from kvoffload.sim.world import World
 
 SEED_VARIABLE = "KVOFFLOAD_TEST_SEED"
 DRAIN_STEPS = 300
-SETUPS = {**HOST_SETUPS, **DOUBLE_SETUPS}
+SETUPS = {**HOST_SETUPS, **GROUP_SETUPS, **DOUBLE_SETUPS}
 
 
 class DoubledModel(EngineModel):

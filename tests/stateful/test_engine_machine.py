@@ -101,7 +101,17 @@ class EngineMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     "name",
-    ["one block a chunk", "two workers", "two groups", "two odd groups", "asynchronous", "second touch"],
+    [
+        "one block a chunk",
+        "two workers",
+        "two groups",
+        "two odd groups",
+        "asynchronous",
+        "second touch",
+        "windows of two sizes",
+        "wide states in small steps",
+        "windows and states, asynchronous",
+    ],
 )
 def test_no_sequence_of_events_shows_wrong_kv_hangs_or_leaks(name: str) -> None:
     machine = type("Machine", (EngineMachine,), {"setup_name": name})

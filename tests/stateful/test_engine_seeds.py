@@ -21,7 +21,7 @@ from kvoffload.worker.worker import OffloadWorker
 
 @pytest.mark.parametrize("name", DOUBLE_SETUPS)
 def test_no_life_of_an_engine_sees_wrong_kv_hangs_or_leaks(name: str, request: pytest.FixtureRequest) -> None:
-    count = 10
+    count = 20
     seen = run_seeds(name, count, actions=150, node=request.node.nodeid)
     if len(seeds(count)) > 1:
         _assert_something_happened(seen)
@@ -41,7 +41,9 @@ def _assert_something_happened(seen: Counter[str]) -> None:
         assert seen[event], (event, seen)
 
 
-@pytest.mark.parametrize("name", ["two workers", "no prefix cache", "asynchronous"])
+@pytest.mark.parametrize(
+    "name", ["two workers", "no prefix cache", "asynchronous", "windows and states, asynchronous"]
+)
 def test_threads_that_copy_while_the_engine_runs_never_show_it_wrong_kv(name: str) -> None:
     seen: Counter[str] = Counter()
     for seed in seeds(4):

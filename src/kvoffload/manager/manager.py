@@ -326,6 +326,8 @@ class OffloadManager:
             chunks = chunk_range(group.geometry, tokens)
             keys = group.keys[chunks.start : chunks.stop]
             slots = self._tiers[index].prepare_load(keys)
+            # This load will fail although no copy does: see Completion.
+            state.computes_all = state.computes_all or (None in slots and len(state.groups) > 1)
             moves.extend(
                 ChunkMove(index, key, slot, chunk)
                 for chunk, key, slot in zip(chunks, keys, slots, strict=True)

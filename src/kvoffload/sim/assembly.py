@@ -69,7 +69,14 @@ def _below(memory: Memory, tiers: Sequence[Tier]) -> Below:
 def _manager_config(setup: Setup) -> ManagerConfig:
     return ManagerConfig(
         groups=tuple(
-            GroupGeometry(setup.group_ids[index], tokens, setup.blocks_per_chunk, setup.tokens_per_hash)
+            GroupGeometry(
+                setup.group_ids[index],
+                tokens,
+                setup.blocks_per_chunk,
+                setup.tokens_per_hash,
+                setup.reach_of(index),
+                setup.is_state(index),
+            )
             for index, tokens in enumerate(setup.tokens_per_block)
         ),
         world_size=setup.world_size,
@@ -77,4 +84,5 @@ def _manager_config(setup: Setup) -> ManagerConfig:
         wait_for_loads=setup.prefix_caching,
         pending_timeout_s=PENDING_TIMEOUT_S,
         transfer_timeout_s=TRANSFER_TIMEOUT_S,
+        boundary_unit_tokens=setup.unit_tokens,
     )

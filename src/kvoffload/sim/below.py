@@ -17,6 +17,7 @@ from kvoffload.tiers.base import Tier, Verb
 from kvoffload.tiers.fs.directory import DIRECTORY_BYTES
 from kvoffload.tiers.fs.namespace_file import identity_of
 from kvoffload.tiers.fs.options import DirectIo, Durability, FsTierConfig
+from kvoffload.tiers.fs.store_root import describe
 from kvoffload.tiers.memory import MemoryTierConfig
 from kvoffload.tiers.wrappers.checksummed import ChecksumConfig, ChecksummedTier
 from kvoffload.tiers.wrappers.delayed import DelayConfig, DelayedTier, Distribution
@@ -28,6 +29,7 @@ from kvoffload.tiers.wrappers.throttled import ThrottleConfig, ThrottledTier
 
 MEDIUM_BYTES = 24 * 8192
 DIRECTORY_CAP_BYTES = 176 * 1024
+_ROOT = "/kv"
 _STORM_RATE = 0.04
 _DURABILITIES = (Durability.NONE, Durability.NONE, Durability.DATA, Durability.FULL)
 
@@ -193,7 +195,7 @@ class DirectoryBelow(Medium):
     def open(self, name: str) -> Tier:
         """See Medium. Its opening meets no errors: those are refusals to start, which tests of its own show."""
         config = FsTierConfig(
-            root_dir="/kv",
+            root_dir=_ROOT,
             name=name,
             max_bytes=DIRECTORY_CAP_BYTES,
             min_free_bytes=0,
@@ -253,7 +255,7 @@ class DirectoryBelow(Medium):
         assert jobs == 0, f"LEAK: {jobs} jobs in the tier"
         self.world.clock.advance(2 * 3600.0)
         self._tier.tidy_up()
-        temps = [path for path, _ in self.disk.files() if path.endswith(".kvtmp")]
+        temps = [path for path, _ in self.disk.files() if path.endswith(".kvtmp") and self._is_ours(path)]
         # What a living writer could not take away again stays until it ends.
         assert len(temps) <= self._tier.temps_left, f"LEAK: {temps}"
         assert not self.disk.descriptors, f"LEAK: {self.disk.descriptors}"
@@ -269,6 +271,10 @@ class DirectoryBelow(Medium):
         """See Medium."""
         for name, count in self._tier.stats().counters.items():
             self.world.note(f"fs {name}", count)
+
+    def _is_ours(self, path: str) -> bool:
+        """Nothing is deleted in a directory that does not prove whose it is: a power failure may have torn its description."""
+        return describe(self.disk, _ROOT, path.split("/")[2]).is_ours
 
 
 class DoubleBelow(Medium):

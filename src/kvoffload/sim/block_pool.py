@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 NULL_BLOCK = 0
+"""Stands in a table where there is no block. It belongs to nobody and holds nothing."""
 
 
 class BlockPool:
@@ -34,6 +35,8 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Take blocks back, the last one first: the beginning of a prefix stays longest."""
         for block in reversed(blocks):
+            if block == NULL_BLOCK:
+                continue
             self.refs[block] -= 1
             assert self.refs[block] >= 0, block
             if not self.refs[block]:
@@ -45,11 +48,13 @@ class BlockPool:
             self.free.pop(block, None)
             self.refs[block] += 1
 
-    def remember(self, block: int, group: int, name: bytes) -> None:
-        """What is in a block may be found again under this name."""
-        if (group, name) not in self._cached and block not in self._names:
-            self._cached[group, name] = block
-            self._names[block] = (group, name)
+    def remember(self, block: int, group: int, name: bytes) -> bool:
+        """What is in a block may be found again under this name. False if it, or another one, is already."""
+        if (group, name) in self._cached or block in self._names:
+            return False
+        self._cached[group, name] = block
+        self._names[block] = (group, name)
+        return True
 
     def find(self, group: int, name: bytes) -> int | None:
         """The block of this name, if it still is what it was."""

@@ -12,6 +12,8 @@ from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.health import BreakerState
 from kvoffload.metrics.catalog import MetricKind
 from kvoffload.metrics.recorder import parse_series
+from kvoffload.sim.block_pool import NULL_BLOCK
+from kvoffload.sim.memory import NULL_ENTRY
 
 if TYPE_CHECKING:
     from kvoffload.sim.engine_model import EngineModel
@@ -22,7 +24,11 @@ def check(model: EngineModel) -> None:
     """Raise AssertionError if anything is wrong anywhere."""
     model.manager.check()
     _check_host(model)
-    refs = Counter(block for r in model.requests.values() for table in r.tables for block in table)
+    tables = [table for request in model.requests.values() for table in request.tables]
+    refs = Counter(block for table in tables for block in table if block != NULL_BLOCK)
+    for storages in model.memory.device:
+        for storage in storages:
+            assert (storage[NULL_BLOCK] == NULL_ENTRY).all(), "WRONG KV: somebody wrote the null block"
     assert all(model.pool.refs[block] == refs[block] for block in range(model.pool.num_blocks)), "model bug"
 
 

@@ -138,6 +138,7 @@ class EngineModel(Scheduler):
 
     def _take_results(self, step: Step) -> None:
         for run in step.runs:
+            run.request.in_flight -= run.last - run.first
             if run.request.status is not Status.DONE and run.samples:
                 self._take_token(run.request, is_same_life=run.request.life == run.life)
         ended = [(job, outcome) for polled in step.polled for job, outcome in polled]

@@ -10,12 +10,15 @@ from numpy.typing import NDArray
 
 from kvoffload.layout.chunk_format import padded_bytes
 from kvoffload.layout.direct import DirectLayout
-from kvoffload.sim.patterns import ENTRY_BYTES, START, chain, mix, salt
+from kvoffload.sim.block_pool import NULL_BLOCK
+from kvoffload.sim.patterns import ENTRY_BYTES, START, chain, mix, salt, state_page
 from kvoffload.sim.setups import Setup
 from kvoffload.worker.pages import GroupPages, bind_group
 
 NUM_LAYERS = 2
 ROW_PAD_BYTES = 32
+NULL_ENTRY = np.uint64(0x0BAD_0BAD_0BAD_0BAD)
+"""Fills the null block, for ever: right for nobody."""
 
 
 class Place(NamedTuple):
@@ -41,6 +44,9 @@ class Memory:
             [np.zeros((setup.num_blocks, widest), np.uint64) for _ in range(NUM_LAYERS)]
             for _ in range(setup.world_size)
         ]
+        for storages in self.device:
+            for storage in storages:
+                storage[NULL_BLOCK] = NULL_ENTRY
         self.layouts = [
             DirectLayout(setup.blocks_per_chunk, setup.world_size, NUM_LAYERS * tokens * ENTRY_BYTES)
             for tokens in setup.tokens_per_block
@@ -58,19 +64,50 @@ class Memory:
             groups.append(bind_group(layout, worker, pages, rows))
         return groups
 
-    def read(self, place: Place, table: Sequence[int], tokens: int) -> NDArray[np.uint64]:
-        """The entries of the first tokens of a block table, without salt."""
+    def last(self, place: Place, table: Sequence[int], tokens: int) -> int:
+        """The entry behind which the next token comes: that of the last token, or the state behind it."""
         per_block = self.setup.tokens_per_block[place.group]
-        blocks = list(table[: -(-tokens // per_block)])
-        entries = self.device[place.worker][place.layer][blocks, :per_block].reshape(-1)[:tokens]
-        return entries ^ salt(*place)
+        entry = 0 if self.setup.is_state(place.group) else (tokens - 1) % per_block
+        block = table[(tokens - 1) // per_block]
+        return int(self.device[place.worker][place.layer][block, entry] ^ salt(*place))
+
+    def verify(self, place: Place, table: Sequence[int], tokens: int, right: NDArray[np.uint64]) -> None:
+        """Raise AssertionError unless a table holds what the next token looks at.
+
+        Args:
+            place: The layer.
+            table: Its blocks.
+            tokens: The next one is behind so many.
+            right: The right entries of the sequence.
+        """
+        per_block = self.setup.tokens_per_block[place.group]
+        storage = self.device[place.worker][place.layer]
+        if not tokens:
+            return
+        if self.setup.is_state(place.group):
+            page = storage[table[(tokens - 1) // per_block], :per_block] ^ salt(*place)
+            assert_right(page, state_page(right[tokens - 1], per_block), 0, (place, table))
+            return
+        reach = self.setup.reach_of(place.group)
+        first = 0 if reach is None else max(0, tokens - reach)
+        begin = first // per_block
+        blocks = list(table[begin : -(-tokens // per_block)])
+        entries = storage[blocks, :per_block].reshape(-1)[
+            first - begin * per_block : tokens - begin * per_block
+        ]
+        assert_right(entries ^ salt(*place), right[first:tokens], first, (place, table))
 
     def write(self, place: Place, table: Sequence[int], start: int, entries: NDArray[np.uint64]) -> None:
-        """Set the entries of the tokens from `start` on."""
+        """What a step leaves of the tokens from `start` on: an entry of each, or the state behind the last one."""
         per_block = self.setup.tokens_per_block[place.group]
+        storage = self.device[place.worker][place.layer]
+        if self.setup.is_state(place.group):
+            block = table[(start + len(entries) - 1) // per_block]
+            storage[block, :per_block] = state_page(entries[-1], per_block) ^ salt(*place)
+            return
         positions = np.arange(start, start + len(entries))
         blocks = np.array(table, dtype=np.int64)[positions // per_block]
-        self.device[place.worker][place.layer][blocks, positions % per_block] = entries ^ salt(*place)
+        storage[blocks, positions % per_block] = entries ^ salt(*place)
 
     def places(self, worker: int) -> list[Place]:
         """All layers of one worker."""
@@ -93,7 +130,7 @@ class Memory:
         right = chain(tokens, weights)
         for place in self.places(worker):
             table = tables[place.group]
-            assert_right(self.read(place, table, span.start), right, (place, table))
+            self.verify(place, table, span.start, right)
             self.write(place, table, span.start, right[span.start : span.stop])
 
     def forward_on_mixed(
@@ -107,8 +144,7 @@ class Memory:
         """As `forward`, for a request of which some tokens were computed with older weights: whatever is there."""
         for place in self.places(worker):
             table = tables[place.group]
-            before = self.read(place, table, span.start)
-            previous, values = int(before[-1]) if span.start else START, []
+            previous, values = self.last(place, table, span.start) if span.start else START, []
             for token in tokens[span.start : span.stop]:
                 previous = mix(previous, token, weights)
                 values.append(previous)
@@ -121,6 +157,8 @@ class Memory:
         name = (group, head, weights)
         if name not in self._chunk_rows:
             entries = chain(head, weights)[chunk * span :]
+            if self.setup.is_state(group):
+                entries = state_page(entries[-1], span)
             parts = [
                 entries ^ salt(worker, group, layer)
                 for worker in range(self.setup.world_size)
@@ -130,7 +168,9 @@ class Memory:
         return self._chunk_rows[name]
 
 
-def assert_right(found: NDArray[np.uint64], right: NDArray[np.uint64], where: object) -> None:
-    """Raise AssertionError if the entries that were found are not the first of the right ones."""
-    wrong = np.flatnonzero(found != right[: len(found)])
-    assert not wrong.size, f"WRONG KV at tokens {wrong.tolist()} of (place, table) {where}"
+def assert_right(
+    found: NDArray[np.uint64], right: NDArray[np.uint64], first_token: int, where: object
+) -> None:
+    """Raise AssertionError unless the entries that were found, the first one of `first_token`, are right."""
+    wrong = np.flatnonzero(found != right)
+    assert not wrong.size, f"WRONG KV at tokens {(wrong + first_token).tolist()} of (place, table) {where}"

@@ -33,6 +33,11 @@ def chain(tokens: tuple[int, ...], weights: int) -> NDArray[np.uint64]:
     return np.array(entries, dtype=np.uint64)
 
 
+def state_page(state: int | np.uint64, tokens_per_block: int) -> NDArray[np.uint64]:
+    """What a block with a recurrent state holds: shape (tokens_per_block,), all of it from one entry, which comes first."""
+    return np.uint64(state) ^ (np.arange(tokens_per_block, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+
+
 @lru_cache(maxsize=256)
 def salt(worker: int, group: int, layer: int) -> np.uint64:
     """What the entries of one layer of one worker are combined with."""

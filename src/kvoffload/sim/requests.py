@@ -34,6 +34,8 @@ class Request:
     computed: int = 0
     sampling: int = 0
     """Tokens that running steps will sample."""
+    in_flight: int = 0
+    """Tokens of steps whose results are not known yet."""
     life: int = 0
     """Number of times it was preempted."""
     pure: bool = True

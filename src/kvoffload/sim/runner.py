@@ -22,6 +22,8 @@ from kvoffload.sim.world import World
 DRAIN_STEPS = 400
 _STUCK_STEPS = 50
 """Of them, how many a tier that got stuck stays so: requests must end without it."""
+_SMALL_STEPS_FACTOR = 3
+"""It takes so many times as long where the engine takes small steps."""
 _MAX_REQUESTS = 8
 _DEEP_CHECK_EVERY = 16
 
@@ -51,6 +53,8 @@ class Simulation:
         self.seed = seed
         self.setup = setup
         self.rng = random.Random(seed)
+        # With windows and states: also all chunks but the first ones, so that a shorter load is still possible.
+        self._fail_masks = (0, 0, 0, 0, 0, -64, -8, 6) if setup.is_sparse else (0, 0, 0, 0, 0, 0, 1, 6)
         self.world = World(setup)
         self.world.log = EventLog(self.world.clock, show)
         self.media = open_media(self.world, self.rng, [rows.shape[1] for rows in Memory(setup).rows])
@@ -114,19 +118,20 @@ class Simulation:
         self.world.log.add("drain")
         for medium in self.media:
             medium.calm()
+        stuck_steps = _STUCK_STEPS * (1 if self.setup.step_tokens is None else _SMALL_STEPS_FACTOR)
         for step in range(DRAIN_STEPS):
             for worker in self.workers:
                 worker.flush_times_out = False
                 while worker.run(0):
                     pass
             for medium in self.media:
-                medium.is_stuck = medium.is_stuck and step < _STUCK_STEPS
+                medium.is_stuck = medium.is_stuck and step < stuck_steps
                 for _ in range(8):
                     medium.work()
             self.world.clock.advance(0.5)
             self._step(StepOptions(16))
             self.check()
-            assert not self.model.requests or step < _STUCK_STEPS, f"HANG: {self.model.requests}"
+            assert not self.model.requests or step < stuck_steps, f"HANG: {self.model.requests}"
             if self.model.is_idle() and not any(medium.is_stuck for medium in self.media):
                 break
         else:
@@ -164,7 +169,7 @@ class Simulation:
         worker = rng.choice(self.workers)
         worker.flush_times_out = rng.random() < 0.05
         for _ in range(rng.choice((1, 1, 2, 4))):
-            worker.run(rng.randrange(8), fail_mask=rng.choice((0, 0, 0, 0, 0, 0, 1, 6)))
+            worker.run(rng.randrange(8), fail_mask=rng.choice(self._fail_masks))
 
     def _work(self) -> None:
         for medium in self.media:
@@ -235,7 +240,9 @@ class Simulation:
         if len(self.model.requests) >= _MAX_REQUESTS:
             return
         answer = document(9, rng.randint(1, 6))
-        prompt = document(rng.randrange(4), rng.randint(1, setup.max_tokens - len(answer)))
+        prompt = document(
+            rng.randrange(4), rng.randint(setup.shortest_prompt, setup.max_tokens - len(answer))
+        )
         limit = rng.choice((None, None, None, None, 0, setup.chunk_tokens))
         wishes = Wishes(
             max_load_tokens=limit if rng.random() < 0.5 else None,
