@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 
+from kvoffload.manager.wishes import Priority, Stay
 from kvoffload.sim import checks
 from kvoffload.sim.copies import FaultyCopier, StepWorker
 from kvoffload.sim.double import StepTier
@@ -84,6 +85,8 @@ class RandomRun:
 
     def __init__(self, setup: Setup, seed: int) -> None:
         self.rng = random.Random(seed)
+        # Of its own, so that wishes change nothing else of a seed's life.
+        self.stays = random.Random(~seed)
         self.model, self.workers = make_model(setup)
 
     def run(self, actions: int) -> Counter[str]:
@@ -137,8 +140,18 @@ class RandomRun:
             max_load_tokens=limit if rng.random() < 0.5 else None,
             max_offload_tokens=limit if rng.random() < 0.5 else None,
             skip_load=rng.random() < 0.05,
+            stay=self._stay(),
         )
         self.model.add(prompt, answer, wishes)
+
+    def _stay(self) -> Stay:
+        if self.stays.random() < 0.75:
+            return Stay()
+        return Stay(
+            self.stays.choice(list(Priority)),
+            keep_s=self.stays.choice((None, 2.0, 30.0)),
+            ttl_s=self.stays.choice((None, None, 5.0, 40.0)),
+        )
 
 
 def seeds(count: int) -> list[int]:
