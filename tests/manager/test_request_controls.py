@@ -10,11 +10,15 @@ from scheduler_side import TOKENS_PER_BLOCK, SchedulerSide, keys_of, run
 from scripted_tier import ScriptedTier
 
 from kvoffload.config.options import LaneOptions
+from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.lane import TierLane
 from kvoffload.manager.manager import Below
+from kvoffload.manager.retention import Shares
 from kvoffload.manager.staging import LoadPolicy, StagingConfig
 from kvoffload.manager.wishes import NO_WISHES, Priority, Stay, Wishes
 from kvoffload.metrics import catalog as m
+from kvoffload.policies.admission import TouchFilter
+from kvoffload.policies.lru import LRUPolicy
 from kvoffload.types import LookupResult, RequestId
 
 HIGH, LOW = Wishes(Stay(Priority.HIGH)), Wishes(Stay(Priority.LOW))
@@ -70,6 +74,7 @@ def offered(side: SchedulerSide, text: str) -> int | None:
 def test_a_skipped_request_leaves_no_trace() -> None:
     side = SchedulerSide(num_slots=8)
     serve(side, "a", "abcd")
+    serve(side, "b", "wxyz")
     order = list(side.tier._policy.normal._order)  # type: ignore[attr-defined]
     before = side.recorder.values()
     side.add("s", "abcz", skip_load=True, max_offload_tokens=0)
@@ -124,6 +129,14 @@ def test_a_shared_chunk_has_the_highest_of_its_priorities() -> None:
     assert (has(side, "abcd"), has(side, "efgh"), has(side, "ijkl")) == (True, True, False)
     flood(side, 9)
     assert (has(side, "abcd"), has(side, "efgh")) == (True, False)
+
+
+def test_of_a_prompt_that_changes_its_priority_the_end_still_goes_first() -> None:
+    tier = HostTier(4, LRUPolicy(4), TouchFilter(0, 1), Shares(high=1.0))
+    prompt, other = keys_of("abc"), keys_of("xyz")
+    tier.commit_store(tier.prepare_store(prompt).stored)
+    tier.retain(prompt, {}, Stay(Priority.HIGH), 0.0)
+    assert tier.prepare_store(other).evicted == (prompt[2], prompt[1])
 
 
 # -- pins for a time -------------------------------------------------------------------------------------------------
