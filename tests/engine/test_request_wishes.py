@@ -68,8 +68,11 @@ def test_limits_that_are_not_valid_cost_the_cache_and_are_counted(subject: Subje
         found = subject.engine.generate([PROMPT, OTHER], kv_transfer_params=params)
     assert [output.cached_tokens for output in found] == [0, 0]
     assert_equal_outputs(found, subject.cold([PROMPT, OTHER]), subject.cold_tolerance)
+    name = list(params)[-1]
     for output in found:
-        assert list(params)[-1] in output.kv_transfer_params["kvoffload_error"]
+        assert f"kv_transfer_params: {name}=" in output.kv_transfer_params["kvoffload_error"]
+    said = subject.engine.log().count(f"without the cache: kv_transfer_params: {name}=")
+    assert said == 1, "a line for each parameter, not for each request"
     assert counted["kvoffload_bad_request_params"] == 2
     assert counted["kvoffload_stored_chunks"] == 0
     subject.evict_device()

@@ -132,6 +132,7 @@ class Retention:
             assert key in self._kept_until, key
             assert self.policy.rank_of(key) is Rank.KEPT, key
         assert self._ends_at.keys() <= set(known), self._ends_at.keys()
+        assert self.policy.keys_with_ranks() <= set(known), self.policy.keys_with_ranks()
 
     def _keep(self, key: OffloadKey, until_s: float) -> bool:
         before_s = self._kept_until.rank_of(key)

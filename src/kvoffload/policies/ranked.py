@@ -59,6 +59,10 @@ class RankedPolicy(EvictionPolicy):
         self._set_to_come(key, rank)
         self.insert([key])
 
+    def keys_with_ranks(self) -> set[OffloadKey]:
+        """All keys that are not NORMAL, those to come included."""
+        return {*self._rank_of, *self._to_come}
+
     def rank_of(self, key: OffloadKey) -> Rank:
         """Its rank; NORMAL if it has none."""
         rank = self._rank_of.get(key)
