@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from kvoffload.manager.wishes import Priority, Stay
+from kvoffload.metrics import catalog as m
 from kvoffload.sim import checks
 from kvoffload.sim.copies import FaultyCopier, StepWorker
 from kvoffload.sim.double import StepTier
@@ -92,8 +93,12 @@ class RandomRun:
     def run(self, actions: int) -> Counter[str]:
         for _ in range(actions):
             self._act()
+            # A little time, so that short wishes end within a life, and time-outs of seconds stay rare.
+            self.model.clock.advance(self.stays.choice((0.0, 0.0, 0.0, 0.02)))
             self.model.check()
         drain(self.model, self.workers)
+        for metric in (m.EXPIRED_CHUNKS, m.PIN_REFUSED_CHUNKS):
+            self.model.seen[metric.name] += int(self.model.recorder.value(metric))
         return self.model.seen
 
     def _act(self) -> None:
@@ -145,12 +150,12 @@ class RandomRun:
         self.model.add(prompt, answer, wishes)
 
     def _stay(self) -> Stay:
-        if self.stays.random() < 0.75:
+        if self.stays.random() < 0.6:
             return Stay()
         return Stay(
             self.stays.choice(list(Priority)),
-            keep_s=self.stays.choice((None, 2.0, 30.0)),
-            ttl_s=self.stays.choice((None, None, 5.0, 40.0)),
+            keep_s=self.stays.choice((None, 0.1, 30.0)),
+            ttl_s=self.stays.choice((None, 0.1, 40.0)),
         )
 
 
