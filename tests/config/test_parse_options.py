@@ -130,6 +130,9 @@ def test_none_is_fine_where_an_option_may_be_absent() -> None:
         ("pending_timeout_s", 1e12),
         ("cpu_bytes_to_use", -1),
         ("load_policy", "sometimes"),
+        ("max_pinned_share", 0.95),
+        ("max_pinned_share", -0.1),
+        ("max_high_priority_share", math.nan),
     ],
 )
 def test_a_value_out_of_range_is_refused(name: str, value: object) -> None:

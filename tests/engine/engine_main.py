@@ -112,6 +112,7 @@ def _plain(request_id: str, output: Any) -> dict[str, Any]:
         "prompt_logprobs": _plain_logprobs(output.prompt_logprobs),
         "cached_tokens": output.num_cached_tokens or 0,
         "finish_reason": completion.finish_reason,
+        "kv_transfer_params": output.kv_transfer_params,
     }
 
 

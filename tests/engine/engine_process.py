@@ -42,6 +42,8 @@ class Output:
     prompt_logprobs: list[dict[int, float]] | None
     cached_tokens: int
     finish_reason: str
+    kv_transfer_params: dict[str, Any] | None
+    """What the connector tells the request's author."""
 
 
 @dataclass(frozen=True)

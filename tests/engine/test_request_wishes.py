@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from expect import SAME_MATHS, assert_equal_outputs, prompt_distance
 from kinds import on
-from shelf import Subject
+from shelf import FsSubject, Subject
 from tiny_models import prompts_of
 
 PROMPT, OTHER = prompts_of(seed=11, number=2, tokens=1100)
+MORE_THAN_THE_HOST = prompts_of(seed=12, number=10, tokens=1100)
 
 
 @on("tp1", "serve")
@@ -54,7 +55,9 @@ def test_max_offload_tokens_bounds_what_is_stored(subject: Subject, limit: int, 
         {"max_load_tokens": -1},
         {"max_load_tokens": "many"},
         {"max_offload_tokens": True},
-        {"max_offload_tokens": 1.5},
+        {"skip": 1},
+        {"kv_load_tiers": ["host", "tape"]},
+        {"pin": True, "pin_ttl_s": -1},
     ],
     ids=str,
 )
@@ -65,6 +68,11 @@ def test_limits_that_are_not_valid_cost_the_cache_and_are_counted(subject: Subje
         found = subject.engine.generate([PROMPT, OTHER], kv_transfer_params=params)
     assert [output.cached_tokens for output in found] == [0, 0]
     assert_equal_outputs(found, subject.cold([PROMPT, OTHER]), subject.cold_tolerance)
+    name = list(params)[-1]
+    for output in found:
+        assert f"kv_transfer_params: {name}=" in output.kv_transfer_params["kvoffload_error"]
+    said = subject.engine.log().count(f"without the cache: kv_transfer_params: {name}=")
+    assert said == 1, "a line for each parameter, not for each request"
     assert counted["kvoffload_bad_request_params"] == 2
     assert counted["kvoffload_stored_chunks"] == 0
     subject.evict_device()
@@ -77,6 +85,62 @@ def test_wishes_of_other_connectors_are_passed_over(subject: Subject) -> None:
         subject.engine.generate([PROMPT], kv_transfer_params={"do_remote_prefill": False, "whatever": [1]})
     assert counted["kvoffload_bad_request_params"] == 0
     assert counted["kvoffload_stored_chunks"] == 8
+
+
+@on("tp1", "serve")
+def test_a_skipped_request_is_neither_looked_up_nor_stored(subject: Subject) -> None:
+    subject.engine.generate([PROMPT])
+    subject.evict_device()
+    with subject.counting() as counted:
+        found = subject.engine.generate([PROMPT, OTHER], kv_transfer_params={"skip": True})
+    assert [output.cached_tokens for output in found] == [0, 0]
+    assert_equal_outputs(found, subject.cold([PROMPT, OTHER]), subject.cold_tolerance)
+    moved = ("lookup_tokens", "hit_tokens", "loaded_chunks", "stored_chunks")
+    assert [counted[f"kvoffload_{name}"] for name in moved] == [0, 0, 0, 0]
+    assert found[0].kv_transfer_params is None
+    subject.evict_device()
+    assert subject.engine.generate([PROMPT])[0].cached_tokens == 1024
+
+
+@on("tp1")
+def test_a_pinned_prompt_survives_what_evicts_all_others(subject: Subject) -> None:
+    subject.engine.generate([PROMPT], kv_transfer_params={"pin": True, "pin_ttl_s": 3600})
+    subject.engine.generate([OTHER])
+    with subject.counting() as counted:
+        subject.engine.generate(MORE_THAN_THE_HOST)
+    assert counted["kvoffload_evicted_chunks"] > 8
+    assert subject.engine.metrics()["kvoffload_kept_chunks"] == 8
+    subject.evict_device()
+    (found,) = subject.engine.generate([PROMPT])
+    assert found.cached_tokens == 1024
+    assert_equal_outputs([found], subject.warm([PROMPT]), subject.warm_tolerance)
+    assert (
+        subject.engine.generate([OTHER], kv_transfer_params={"max_offload_tokens": 0})[0].cached_tokens == 0
+    )
+    subject.clear()
+    subject.engine.generate([OTHER])
+    assert subject.engine.metrics()["kvoffload_kept_chunks"] == 0
+
+
+@on("fs")
+def test_a_request_uses_the_tiers_that_it_names(subject: FsSubject) -> None:
+    for only_host in ({"kv_store_tiers": ["host"]}, {"ttl_s": 3600}):
+        subject.engine.generate([OTHER], kv_transfer_params=only_host)
+        assert subject.chunk_files() == []
+        subject.clear()
+    subject.engine.generate([PROMPT], kv_transfer_params={"kv_store_tiers": ["fs"]})
+    assert len(subject.chunk_files()) == 8
+    subject.engine.generate(MORE_THAN_THE_HOST, kv_transfer_params={"kv_store_tiers": []})
+    assert len(subject.chunk_files()) == 8
+    done = "kvoffload_tier_chunks{outcome=done,tier=fs,verb=load}"
+    for tiers, loaded in (([], 0), ([{"medium": "CPU"}], 0), (["host", "fs"], 8)):
+        subject.evict_device()
+        with subject.counting() as counted:
+            (found,) = subject.engine.generate(
+                [PROMPT], kv_transfer_params={"kv_load_tiers": tiers, "max_offload_tokens": 0}
+            )
+        assert (found.cached_tokens, counted.get(done, 0)) == (128 * loaded, loaded), tiers
+        assert_equal_outputs([found], subject.cold([PROMPT]), SAME_MATHS)
 
 
 @on("tp1", "serve")

@@ -20,6 +20,7 @@ class ScriptedTier(Tier):
         self.jobs: dict[int, TierJob] = {}
         self.lookups = 0
         self.cleared = 0
+        self.other_namespaces = 0
         self._reports: list[TierReport] = []
 
     @classmethod
@@ -69,7 +70,9 @@ class ScriptedTier(Tier):
         return iter(StoredChunk(key, 1, 0.0) for key in self.has)
 
     def stats(self) -> TierStats:
-        return TierStats(len(self.has), 0, None, len(self.jobs), 0, {"lookups": self.lookups})
+        return TierStats(
+            len(self.has), 0, None, len(self.jobs), 0, {"lookups": self.lookups}, self.other_namespaces
+        )
 
     def clear(self) -> bool:
         self.cleared += 1

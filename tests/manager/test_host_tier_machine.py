@@ -192,7 +192,7 @@ class HostTierMachine(RuleBasedStateMachine):
 
     @invariant()
     def eviction_order_is_the_order_of_use(self) -> None:
-        assert list(self.tier._policy._order) == self.oldest_first  # type: ignore[attr-defined]
+        assert list(self.tier._policy.normal._order) == self.oldest_first  # type: ignore[attr-defined]
 
 
 TestHostTier = HostTierMachine.TestCase

@@ -97,7 +97,7 @@ def a_failed_load_from_below_counts_as_done(patch: Patch) -> None:
 def a_cascaded_chunk_is_not_held_until_it_is_stored(patch: Patch) -> None:
     whole = Staging._apply
 
-    def cascade(self, group, keys, now_s) -> None:
+    def cascade(self, group, keys, now_s, allowed) -> None:
         host = self._hosts[group]
         for lane in self._lanes:
             for key in keys:

@@ -52,6 +52,14 @@ def test_all_ranks_and_the_scheduler_compute_the_same_region(world_size: int, nu
     assert recorder.value(m.CAPACITY_CHUNKS) == rows
 
 
+def test_the_shares_that_requests_may_take_are_those_of_the_options() -> None:
+    options = options_of(max_pinned_share=0.25, max_high_priority_share=0.75)
+    manager = CPUOffloadingSpec(example_config(options=options)).make_manager(Recorder(), ManualClock())
+    (tier,) = manager._tiers
+    assert tier._retention.max_kept == tier.num_slots // 4 > 0
+    assert tier._policy._max_high == tier.num_slots * 3 // 4
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(64 * 2**10, 4 * 2**20), st.sampled_from([1, 2, 4]), st.integers(1, 4), st.integers(1, 2))
 def test_the_region_is_at_most_one_row_below_the_budget_whatever_the_parallel_size(

@@ -11,6 +11,8 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 
+from kvoffload.manager.wishes import Priority, Stay
+from kvoffload.metrics import catalog as m
 from kvoffload.sim import checks
 from kvoffload.sim.copies import FaultyCopier, StepWorker
 from kvoffload.sim.double import StepTier
@@ -84,13 +86,19 @@ class RandomRun:
 
     def __init__(self, setup: Setup, seed: int) -> None:
         self.rng = random.Random(seed)
+        # Of its own, so that wishes change nothing else of a seed's life.
+        self.stays = random.Random(~seed)
         self.model, self.workers = make_model(setup)
 
     def run(self, actions: int) -> Counter[str]:
         for _ in range(actions):
             self._act()
+            # A little time, so that short wishes end within a life, and time-outs of seconds stay rare.
+            self.model.clock.advance(self.stays.choice((0.0, 0.0, 0.0, 0.02)))
             self.model.check()
         drain(self.model, self.workers)
+        for metric in (m.EXPIRED_CHUNKS, m.PIN_REFUSED_CHUNKS):
+            self.model.seen[metric.name] += int(self.model.recorder.value(metric))
         return self.model.seen
 
     def _act(self) -> None:
@@ -137,8 +145,18 @@ class RandomRun:
             max_load_tokens=limit if rng.random() < 0.5 else None,
             max_offload_tokens=limit if rng.random() < 0.5 else None,
             skip_load=rng.random() < 0.05,
+            stay=self._stay(),
         )
         self.model.add(prompt, answer, wishes)
+
+    def _stay(self) -> Stay:
+        if self.stays.random() < 0.6:
+            return Stay()
+        return Stay(
+            self.stays.choice(list(Priority)),
+            keep_s=self.stays.choice((None, 0.1, 30.0)),
+            ttl_s=self.stays.choice((None, 0.1, 40.0)),
+        )
 
 
 def seeds(count: int) -> list[int]:

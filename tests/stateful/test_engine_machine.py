@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from random_runs import SETUPS, drain, make_model
 
+from kvoffload.manager.wishes import Priority, Stay
 from kvoffload.sim.patterns import document
 from kvoffload.sim.requests import StepOptions, Wishes
 
@@ -29,14 +30,22 @@ class EngineMachine(RuleBasedStateMachine):
         answer=st.integers(1, 4),
         limit=st.sampled_from([None, None, None, 4]),
         skip_load=rarely,
+        stay=st.builds(
+            Stay,
+            st.sampled_from(Priority),
+            keep_s=st.sampled_from([None, 1.0, 30.0]),
+            ttl_s=st.sampled_from([None, None, 1.0, 30.0]),
+        ),
     )
-    def add(self, prompts: list[tuple[int, int]], answer: int, limit: int | None, skip_load: bool) -> None:
+    def add(
+        self, prompts: list[tuple[int, int]], answer: int, limit: int | None, skip_load: bool, stay: Stay
+    ) -> None:
         for kind, length in prompts:
             if len(self.model.requests) < 7:
                 self.model.add(
                     document(kind, length),
                     document(9, answer),
-                    Wishes(max_offload_tokens=limit, skip_load=skip_load),
+                    Wishes(max_offload_tokens=limit, skip_load=skip_load, stay=stay),
                 )
 
     @rule(

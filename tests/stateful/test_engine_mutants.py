@@ -66,7 +66,9 @@ def a_store_ends_with_the_first_worker(patch: Patch) -> None:
 
 def one_block_too_many_is_stored(patch: Patch) -> None:
     original = Storing.offer
-    patch.setattr(Storing, "offer", lambda self, state, written: original(self, state, written + 2))
+    patch.setattr(
+        Storing, "offer", lambda self, state, written, now_s: original(self, state, written + 2, now_s)
+    )
 
 
 def pinned_chunks_are_evicted(patch: Patch) -> None:

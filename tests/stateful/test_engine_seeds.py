@@ -37,6 +37,8 @@ def _assert_something_happened(seen: Counter[str]) -> None:
         "abort loading",
         "resumed",
         "reset",
+        "kvoffload_expired_chunks",
+        "kvoffload_pin_refused_chunks",
     ):
         assert seen[event], (event, seen)
 

@@ -10,6 +10,8 @@ from kvoffload.errors import ConfigError
 
 MAX_WAIT_S = 86_400.0 * 365
 MAX_RETRIES = 100
+MAX_SHARE = 0.9
+"""Something must be left for everybody else."""
 
 
 def _size(default: str | None = None) -> Any:
@@ -102,6 +104,10 @@ class OffloadingOptions:
     """Says that PYTHONHASHSEED is set on purpose: it must then have exactly this value in every engine."""
     join_timeout_s: float = 60.0
     """How long a worker waits for the others when they join the host region."""
+    max_pinned_share: float = 0.5
+    """What requests may pin (`pin`) of each group's host memory; of more, the chunks are cached as usual."""
+    max_high_priority_share: float = 0.5
+    """What chunks of requests with priority "high" may take of it before they count as normal ones."""
     pending_timeout_s: float = 5.0
     """How long a request waits for a chunk that is just being written or loaded, before it is a miss."""
     transfer_timeout_s: float = 60.0

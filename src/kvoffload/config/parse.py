@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from kvoffload.config.options import MAX_WAIT_S, OffloadingOptions
+from kvoffload.config.options import MAX_SHARE, MAX_WAIT_S, OffloadingOptions
 from kvoffload.errors import ConfigError
 
 T = TypeVar("T")
@@ -140,6 +140,9 @@ def _check_ranges(options: OffloadingOptions) -> None:
         raise ConfigError(
             f"{WHERE}: load_policy={options.load_policy!r} is not known; valid: {', '.join(LOAD_POLICIES)}"
         )
+    for name in ("max_pinned_share", "max_high_priority_share"):
+        if not 0 <= getattr(options, name) <= MAX_SHARE:
+            raise ConfigError(f"{WHERE}: {name}={getattr(options, name)} must be 0 to {MAX_SHARE}")
     if not 0 <= options.drain_timeout_s <= MAX_WAIT_S:
         raise ConfigError(
             f"{WHERE}: drain_timeout_s={options.drain_timeout_s} must be 0 to {MAX_WAIT_S:.0f} seconds"

@@ -20,7 +20,7 @@ class Completion:
         tiers: The host tier of each group.
         requests: The manager's requests; read, and their progress is set back after a failure.
         recorder: Where it counts.
-        on_ready: Called with a group and the keys of it that have just become ready.
+        on_ready: Called with a store, a group and the keys of it that have just become ready.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Completion:
         tiers: Sequence[HostTier],
         requests: Mapping[RequestId, RequestState],
         recorder: Recorder,
-        on_ready: Callable[[int, Sequence[OffloadKey]], None],
+        on_ready: Callable[[Job, int, Sequence[OffloadKey]], None],
     ) -> None:
         self._tiers = tiers
         self._on_ready = on_ready
@@ -55,7 +55,7 @@ class Completion:
         for index, tier in enumerate(self._tiers):
             ready = tier.commit_store([(move.key, move.slot) for move in good if move.group == index])
             published += len(ready)
-            self._on_ready(index, ready)
+            self._on_ready(job, index, ready)
             tier.abort_store([(move.key, move.slot) for move in bad if move.group == index])
         self._recorder.count(m.STORED_CHUNKS, published)
         self._recorder.count(m.STORED_BYTES, job.outcome.copied_bytes)

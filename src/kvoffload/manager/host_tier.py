@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.manager.retention import Retention, Shares
+from kvoffload.manager.wishes import Stay
 from kvoffload.policies.admission import TouchFilter
 from kvoffload.policies.base import EvictionPolicy
 from kvoffload.types import LookupResult, SlotId
@@ -41,11 +43,15 @@ class HostTier:
         num_slots: Number of slots.
         policy: Orders the ready keys.
         admission: Decides which new keys may be stored.
+        shares: What requests with wishes may take of it.
     """
 
-    def __init__(self, num_slots: int, policy: EvictionPolicy, admission: TouchFilter) -> None:
+    def __init__(
+        self, num_slots: int, policy: EvictionPolicy, admission: TouchFilter, shares: Shares | None = None
+    ) -> None:
         self.num_slots = num_slots
-        self._policy = policy
+        self._retention = Retention(policy, num_slots, shares or Shares())
+        self._policy = self._retention.policy
         self._admission = admission
         # Low slots first: neighbours in a prompt get neighbouring slots, which join into one copy.
         self._free = list(range(num_slots - 1, -1, -1))
@@ -102,8 +108,13 @@ class HostTier:
 
     @property
     def pinned_count(self) -> int:
-        """Slots that somebody protects."""
+        """Slots that somebody reads."""
         return len(self._pins)
+
+    @property
+    def kept_count(self) -> int:
+        """Chunks that a request has asked to keep for a time (its `pin`)."""
+        return self._retention.kept_count
 
     # -- loads and other readers ---------------------------------------------------------------------------------
 
@@ -235,7 +246,45 @@ class HostTier:
         for key, slot in pairs:
             if self._writing.get(key) == slot:
                 del self._writing[key]
+                self._retention.forget([key])
             self._free.append(slot)
+
+    # -- how long chunks stay ------------------------------------------------------------------------------------
+
+    def retain(
+        self, keys: Sequence[OffloadKey], new: Collection[OffloadKey], stay: Stay, now_s: float
+    ) -> int:
+        """An offer was answered: what is there of it, or on its way, stays as its request wishes.
+
+        Args:
+            keys: The offer.
+            new: Those of it that were given slots.
+            stay: The wishes.
+            now_s: The time.
+
+        Returns:
+            How many chunks are not kept for it because the share for that is used up.
+        """
+        if not self._retention.concerns(stay):
+            return 0
+        ready, writing = self._ready, self._writing
+        offered = [(key, key in ready) for key in keys if key in ready or key in writing]
+        return self._retention.apply(offered, new, stay, now_s)
+
+    def pass_time(self, now_s: float) -> int:
+        """What was kept until now may be evicted again; what was to live until now is forgotten, being written or not.
+
+        Returns:
+            How many chunks are forgotten.
+        """
+        for key, rank in self._retention.unkeep(now_s):
+            self._policy.assign(key, rank, is_known=key in self._ready)
+        overdue = self._retention.overdue(now_s)
+        for key in overdue:
+            if key in self._writing:
+                self.forget_write(key, SlotId(self._writing[key]))
+        self.drop(overdue)
+        return len(overdue)
 
     # -- removal -------------------------------------------------------------------------------------------------
 
@@ -247,6 +296,7 @@ class HostTier:
         """
         gone = [key for key in keys if key in self._ready]
         self._policy.remove(gone)
+        self._retention.forget(gone)
         self._release([self._ready.pop(key) for key in gone])
         return len(gone)
 
@@ -257,6 +307,7 @@ class HostTier:
         """
         if self._writing.get(key) == slot:
             del self._writing[key]
+            self._retention.forget([key])
 
     def clear(self) -> int:
         """Forget everything; stores in flight will not come back, running loads keep their slots to the end.
@@ -268,7 +319,7 @@ class HostTier:
         slots = list(self._ready.values())
         self._ready.clear()
         self._writing.clear()
-        self._policy.clear()
+        self._retention.clear()
         self._admission.clear()
         self._release(slots)
         return dropped
@@ -289,6 +340,7 @@ class HostTier:
         assert self._pins == Counter(held_slots), (self._pins, held_slots)
         assert all(0 < count <= self._pins[slot] for slot, count in self._loading.items()), self._loading
         assert len(self._policy) == len(self._ready), (len(self._policy), len(self._ready))
+        self._retention.check({*self._ready, *self._writing})
 
     def _take_slots(self, keys: Sequence[OffloadKey]) -> tuple[tuple[OffloadKey, SlotId], ...]:
         taken = min(len(keys), len(self._free))
@@ -307,6 +359,7 @@ class HostTier:
         ready, pins = self._ready, self._pins
         victims = self._policy.evict(missing, lambda key: ready[key] in pins or key in protected)
         self._free.extend([ready.pop(key) for key in victims])
+        self._retention.forget_evicted(victims)
         return victims
 
     def _release(self, slots: Iterable[int]) -> None:

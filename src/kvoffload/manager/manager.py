@@ -26,6 +26,8 @@ from kvoffload.manager.request import GroupGeometry, GroupState, RequestInfo, Re
 from kvoffload.manager.staging import Staging, StagingConfig
 from kvoffload.manager.step import ScheduledRequest, StepInput
 from kvoffload.manager.storing import Storing
+from kvoffload.manager.waiting import Waiting
+from kvoffload.manager.watchdog import watchdog_over, why_no_load
 from kvoffload.messages import CopyJob, StepMessage, WorkerReport
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
@@ -33,8 +35,6 @@ from kvoffload.transfer.ledger import ChunkMove, Job, Ledger
 from kvoffload.types import BlockId, Direction, RequestId
 
 logger = logging.getLogger(__name__)
-
-_REFUSED_OFFERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,17 @@ class OffloadManager:
         self._clock = clock
         self._requests: dict[RequestId, RequestState] = {}
         self._ledger = Ledger(config.world_size)
-        self._storing = Storing(
-            self._tiers, recorder, prompt_only=config.offload_prompt_only, null_block_id=config.null_block_id
-        )
+        self._waiting = Waiting(self._requests, recorder, config.pending_timeout_s)
         below = below or Below()
+        capacity = sum(tier.num_slots for tier in tiers)
+        self._watchdog = watchdog_over(recorder, capacity, below.lanes, below.config.load_policy)
+        self._storing = Storing(
+            self._tiers,
+            recorder,
+            self._watchdog.evicted,
+            prompt_only=config.offload_prompt_only,
+            null_block_id=config.null_block_id,
+        )
         self._prefill = PrefillMeter()
         self._matching = Matching(
             config.groups,
@@ -105,15 +112,19 @@ class OffloadManager:
         self._staging = Staging(self._tiers, below.lanes, below.config, recorder, self._prefill)
         self._completion = Completion(self._tiers, self._requests, recorder, self._cascade)
         # Collected between two steps.
-        self._offered: set[RequestId] = set()
         self._new_loads: list[CopyJob] = []
         self._written: set[BlockId] = set()
-        recorder.set(m.CAPACITY_CHUNKS, sum(tier.num_slots for tier in tiers))
+        recorder.set(m.CAPACITY_CHUNKS, capacity)
 
     @property
     def recorder(self) -> Recorder:
         """What it has counted."""
         return self._recorder
+
+    @property
+    def lower_tiers(self) -> Mapping[str, str | None]:
+        """The tiers below the host: name → medium."""
+        return self._staging.tiers
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -144,17 +155,20 @@ class OffloadManager:
         known_tokens = len(state.groups[0].keys) * state.groups[0].geometry.tokens_per_chunk
         state.asked_tokens = max(0, known_tokens - computed_tokens)
         span = self._matching.span(state, computed_tokens, num_tokens)
+        now_s = self._clock.now_s()
+        self._pass_time(now_s)
         wants = self._matching.wants(state, span)
-        if self._staging.fetch(req_id, wants, self._clock.now_s(), self._matching.span_below(span)):
+        tiers = state.info.wishes.load_tiers
+        if self._staging.fetch(req_id, wants, now_s, self._matching.span_below(span), tiers):
             return None
         match = self._matching.look(state, span)
         tokens = match.tokens
         pending = match.pending or self._is_being_loaded(state, computed_tokens, tokens)
-        if pending and self._may_wait(state):
+        if pending and self._waiting.may_go_on(state, now_s):
             return None
         state.waiting_since_s = None
         if tokens:
-            self._offered.add(req_id)
+            self._waiting.offered(req_id)
         return tokens
 
     def allocated(
@@ -172,7 +186,7 @@ class OffloadManager:
             computed_tokens: As in `match`.
             load_tokens: What the engine accepted of the answer of `match`; 0 means that nothing is loaded.
         """
-        self._offered.discard(req_id)
+        self._waiting.admitted(req_id)
         state = self._requests.get(req_id)
         if state is None:
             assert load_tokens == 0, (req_id, load_tokens)
@@ -182,6 +196,8 @@ class OffloadManager:
         if load_tokens > 0:
             self._recorder.count(m.HIT_TOKENS, load_tokens)
             self._plan_load(state, block_ids, range(computed_tokens, computed_tokens + load_tokens))
+        else:
+            self._watchdog.note(why_no_load(state, self._tiers[0], self._watchdog, computed_tokens))
         self._staging.forget(req_id)
 
     def finish_request(self, req_id: RequestId, valid_tokens: int) -> None:
@@ -198,6 +214,7 @@ class OffloadManager:
         """Decide what the workers do in the engine's next step."""
         now_s = self._clock.now_s()
         self._prefill.step(now_s, sum(request.num_scheduled_tokens for request in step.scheduled))
+        self._pass_time(now_s)
         self._staging.tick(now_s)
         for req_id in step.preempted:
             if req_id in self._requests:
@@ -213,11 +230,13 @@ class OffloadManager:
                 stores.append(late)
                 flush |= self._ledger.readers_of(self._written) & {late.job_id}
         self._recorder.count(m.FENCED_JOBS, len(flush))
-        self._withdraw_offers(is_idle=not step.scheduled)
+        loads = bool(self._new_loads) or any(job.direction is Direction.LOAD for job in self._ledger)
+        self._waiting.end_step(is_idle=not step.scheduled, is_loading=loads)
         self._give_up_overdue()
         message = StepMessage(loads=tuple(self._new_loads), stores=tuple(stores), flush=tuple(sorted(flush)))
         self._new_loads = []
         self._written = set()
+        self._watchdog.look(now_s)
         self._set_gauges()
         return message
 
@@ -259,6 +278,7 @@ class OffloadManager:
             tier.clear()
         for state in self._requests.values():
             state.follow_reset()
+        self._watchdog.reset()
         self._recorder.count(m.RESETS)
         self._set_gauges()
         return results
@@ -306,17 +326,20 @@ class OffloadManager:
         if state is None or state.valid_tokens is None:
             return None
         job = self._plan_store(state, state.valid_tokens)
+        if state.info.is_skipped:
+            return job
         for group, tier in zip(state.groups, self._tiers, strict=True):
             # One order for the whole prompt, however it came in pieces: its end goes first.
             tier.touch(group.keys)
         return job
 
     def _plan_store(self, state: RequestState, written_tokens: int) -> CopyJob | None:
-        moves, parts = self._storing.offer(state, written_tokens)
+        moves, parts = self._storing.offer(state, written_tokens, self._clock.now_s())
         if not moves:
             return None
         blocks = tuple(BlockId(block) for part in parts for block in part.block_ids.tolist())
         job = self._open(state, Direction.STORE, tuple(moves), blocks)
+        job.lower_tiers = state.info.wishes.cascades_to
         return CopyJob(job.job_id, job.req_id, Direction.STORE, tuple(parts))
 
     def _plan_load(self, state: RequestState, block_ids: Sequence[Sequence[BlockId]], tokens: range) -> None:
@@ -352,36 +375,17 @@ class OffloadManager:
         self._ledger.open(job)
         return job
 
-    # -- tiers below ---------------------------------------------------------------------------------------------
-
-    def _cascade(self, group: int, keys: Sequence[OffloadKey]) -> None:
-        self._staging.cascade(group, keys, self._clock.now_s())
-
-    # -- waiting -------------------------------------------------------------------------------------------------
+    def _cascade(self, job: Job, group: int, keys: Sequence[OffloadKey]) -> None:
+        self._staging.cascade(group, keys, self._clock.now_s(), job.lower_tiers)
 
     def _is_being_loaded(self, state: RequestState, computed_tokens: int, tokens: int) -> bool:
         if not tokens or not self._config.wait_for_loads:
             return False
         return self._matching.is_being_loaded(state, range(computed_tokens, computed_tokens + tokens))
 
-    def _may_wait(self, state: RequestState) -> bool:
-        now_s = self._clock.now_s()
-        if state.waiting_since_s is None:
-            state.waiting_since_s = now_s
-        if now_s - state.waiting_since_s < self._config.pending_timeout_s:
-            return True
-        self._recorder.count(m.PENDING_TIMEOUTS)
-        return False
-
-    def _withdraw_offers(self, *, is_idle: bool) -> None:
-        """An idle engine that takes no offer will not take it later: it shall compute instead of waiting for ever."""
-        offered, self._offered = self._offered, set()
-        if self._new_loads or any(job.direction is Direction.LOAD for job in self._ledger):
-            return
-        for req_id in offered & self._requests.keys():
-            state = self._requests[req_id]
-            state.refused_offers = state.refused_offers + 1 if is_idle else 0
-            state.computes_all = state.refused_offers >= _REFUSED_OFFERS
+    def _pass_time(self, now_s: float) -> None:
+        if expired := sum(tier.pass_time(now_s) for tier in self._tiers):
+            self._recorder.count(m.EXPIRED_CHUNKS, expired)
 
     def _give_up_overdue(self) -> None:
         for job in self._ledger.overdue(self._clock.now_s() - self._config.transfer_timeout_s):
@@ -393,5 +397,6 @@ class OffloadManager:
     def _set_gauges(self) -> None:
         self._recorder.set(m.RESIDENT_CHUNKS, sum(tier.ready_count for tier in self._tiers))
         self._recorder.set(m.PINNED_CHUNKS, sum(tier.pinned_count for tier in self._tiers))
+        self._recorder.set(m.KEPT_CHUNKS, sum(tier.kept_count for tier in self._tiers))
         if self._prefill.tokens_per_s is not None:
             self._recorder.set(m.PREFILL_TOKENS_PER_SECOND, round(self._prefill.tokens_per_s, 1))

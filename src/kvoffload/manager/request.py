@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvoffload.keys.offload_key import OffloadKey, group_suffix
+from kvoffload.manager.wishes import NO_WISHES, Wishes
 from kvoffload.types import BlockId, JobId, RequestId
 
 
@@ -52,6 +53,12 @@ class RequestInfo:
     key_salt: bytes = b""
     """What the engine's hashes leave out although the KV depends on it (the contents of an adapter): with another
     salt the same hashes name other chunks."""
+    wishes: Wishes = NO_WISHES
+
+    @property
+    def is_skipped(self) -> bool:
+        """Neither looked up nor stored: it leaves no trace in the cache."""
+        return self.skip_load and self.max_offload_tokens == 0
 
 
 @dataclass(slots=True)

@@ -87,9 +87,21 @@ class Staging:
         """Whether a tier has work to do or to report."""
         return any(lane.busy for lane in self._lanes)
 
+    @property
+    def tiers(self) -> Mapping[str, str | None]:
+        """Name → medium, the fastest first."""
+        return {lane.name: lane.tier.medium_name for lane in self._lanes}
+
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def fetch(self, req_id: RequestId, wants: Sequence[Want], now_s: float, span: Span | None = None) -> bool:
+    def fetch(
+        self,
+        req_id: RequestId,
+        wants: Sequence[Want],
+        now_s: float,
+        span: Span | None = None,
+        allowed: frozenset[str] | None = None,
+    ) -> bool:
         """Bring what a request misses up from the tiers; to be called again until it says False.
 
         Args:
@@ -97,12 +109,14 @@ class Staging:
             wants: What it may load, by group.
             now_s: The time.
             span: See `locating.locate`.
+            allowed: Names of the tiers that it may load from; None: all.
 
         Returns:
             Whether it is worth waiting. After False the request is settled: later calls answer False at once.
         """
         # Without a tier below, what the host is just writing is waited for by the manager alone, in its own time.
-        if not self._lanes or self._config.load_policy is LoadPolicy.NEVER:
+        lanes = self._allowed(allowed)
+        if not lanes or self._config.load_policy is LoadPolicy.NEVER:
             return False
         if not any(want.keys for want in wants):
             return False
@@ -111,7 +125,7 @@ class Staging:
         if promotion.phase is Phase.SETTLED:
             return False
         if promotion.phase is Phase.ASKING:
-            self._ask(promotion, wants, now_s, span)
+            self._ask(promotion, locate(wants, self._hosts, lanes, span), wants, now_s)
         if promotion.phase is Phase.PROMOTING:
             promotion.awaited = {
                 (group, key)
@@ -137,10 +151,12 @@ class Staging:
 
     # -- tiers ---------------------------------------------------------------------------------------------------
 
-    def cascade(self, group: int, keys: Sequence[OffloadKey], now_s: float) -> None:
-        """Offer chunks that have just become ready to all tiers; a tier under pressure is left out."""
+    def cascade(
+        self, group: int, keys: Sequence[OffloadKey], now_s: float, allowed: frozenset[str] | None = None
+    ) -> None:
+        """Offer chunks that have just become ready to all tiers (`allowed`: of these names); one under pressure is left out."""
         host = self._hosts[group]
-        for lane in self._lanes:
+        for lane in self._allowed(allowed):
             for key, slot in zip(keys, host.hold(keys), strict=True):
                 if slot is not None and not lane.enqueue(HostChunk(group, key, slot)):
                     host.release([slot])
@@ -182,10 +198,14 @@ class Staging:
         held += [slot for promotion in self._promotions.values() for g, slot in promotion.held if g == group]
         return writing, held
 
+    def _allowed(self, names: frozenset[str] | None) -> Sequence[TierLane]:
+        return self._lanes if names is None else [lane for lane in self._lanes if lane.name in names]
+
     # -- asking --------------------------------------------------------------------------------------------------
 
-    def _ask(self, promotion: Promotion, wants: Sequence[Want], now_s: float, span: Span | None) -> None:
-        located = locate(wants, self._hosts, self._lanes, span)
+    def _ask(
+        self, promotion: Promotion, located: Sequence[Located], wants: Sequence[Want], now_s: float
+    ) -> None:
         promotion.unsure = {name for found in located for name in found.unsure}
         if promotion.unsure:
             return

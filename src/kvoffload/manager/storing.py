@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
+from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.request import GroupState, RequestState
 from kvoffload.manager.store_plan import plan_store, storable_chunks, storable_tokens
+from kvoffload.manager.wishes import Stay
 from kvoffload.messages import GroupCopies
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
 from kvoffload.transfer.ledger import ChunkMove
+
+logger = logging.getLogger(__name__)
 
 
 class Storing:
@@ -19,24 +24,36 @@ class Storing:
     Args:
         tiers: The host tier of each group.
         recorder: Where it counts.
+        on_evicted: Told which keys have made room.
         prompt_only: Store nothing of the answers.
         null_block_id: The engine's block that stands for "no block".
     """
 
     def __init__(
-        self, tiers: Sequence[HostTier], recorder: Recorder, *, prompt_only: bool, null_block_id: int
+        self,
+        tiers: Sequence[HostTier],
+        recorder: Recorder,
+        on_evicted: Callable[[Sequence[OffloadKey]], None],
+        *,
+        prompt_only: bool,
+        null_block_id: int,
     ) -> None:
         self._tiers = tiers
         self._recorder = recorder
         self._prompt_only = prompt_only
         self._null_block_id = null_block_id
+        self._on_evicted = on_evicted
+        self._said_refused = False
 
-    def offer(self, state: RequestState, written_tokens: int) -> tuple[list[ChunkMove], list[GroupCopies]]:
+    def offer(
+        self, state: RequestState, written_tokens: int, now_s: float
+    ) -> tuple[list[ChunkMove], list[GroupCopies]]:
         """Offer the chunks that are complete and were not offered before.
 
         Args:
             state: The request; its progress is advanced.
             written_tokens: Tokens whose KV exists when the copies start.
+            now_s: The time.
 
         Returns:
             The chunks that were taken (each must be committed or aborted once), and their copies by group.
@@ -47,21 +64,39 @@ class Storing:
             return moves, parts
         tokens = storable_tokens(state.info, written_tokens, prompt_only=self._prompt_only)
         for index, group in enumerate(state.groups):
-            taken = self._offer_group(index, group, tokens)
+            chunks = storable_chunks(group, tokens, self._null_block_id)
+            if not chunks:
+                continue
+            taken = self._offer_group(index, group, chunks, state.info.wishes.stay, now_s)
             if taken:
                 parts.append(plan_store(index, group, taken))
                 moves.extend(taken)
         return moves, parts
 
-    def _offer_group(self, index: int, group: GroupState, tokens: int) -> list[ChunkMove]:
-        chunks = storable_chunks(group, tokens, self._null_block_id)
-        if not chunks:
-            return []
+    def _offer_group(
+        self, index: int, group: GroupState, chunks: Sequence[int], stay: Stay, now_s: float
+    ) -> list[ChunkMove]:
         keys = [group.keys[chunk] for chunk in chunks]
-        prepared = self._tiers[index].prepare_store(keys, protected=group.own_keys)
+        tier = self._tiers[index]
+        prepared = tier.prepare_store(keys, protected=group.own_keys)
         group.next_store_chunk = chunks[-1] + 1
         self._recorder.count(m.EVICTED_CHUNKS, len(prepared.evicted))
         self._recorder.count(m.STORE_FILTERED_CHUNKS, prepared.filtered)
         self._recorder.count(m.STORE_REJECTED_CHUNKS, prepared.rejected)
+        self._on_evicted(prepared.evicted)
         place = {key: chunk for chunk, key in zip(chunks, keys, strict=True)} if prepared.stored else {}
+        self._count_refused(tier.retain(keys, place and dict(prepared.stored), stay, now_s))
         return [ChunkMove(index, key, slot, place[key]) for key, slot in prepared.stored]
+
+    def _count_refused(self, chunks: int) -> None:
+        if not chunks:
+            return
+        self._recorder.count(m.PIN_REFUSED_CHUNKS, chunks)
+        if not self._said_refused:
+            self._said_refused = True
+            logger.warning(
+                "kvoffload: %d chunk(s) that a request pinned are not: pins have used up their share of the host "
+                "(max_pinned_share); they are cached as usual, and from now on only counted "
+                "(kvoffload_pin_refused_chunks)",
+                chunks,
+            )

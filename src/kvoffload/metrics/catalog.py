@@ -54,10 +54,18 @@ PENDING_TIMEOUTS = _counter(
 LATE_JOBS = _counter("late_jobs", "Transfers that were reported after a reset; their result was dropped")
 LOST_JOBS = _counter("lost_jobs", "Transfers that no worker reported within the deadline")
 BAD_REQUEST_PARAMS = _counter("bad_request_params", "Requests whose kv_transfer_params were not valid")
+PIN_REFUSED_CHUNKS = _counter(
+    "pin_refused_chunks", "Chunks whose request pinned them in vain: pins have used up their share"
+)
+EXPIRED_CHUNKS = _counter("expired_chunks", "Chunks forgotten because the ttl_s of their requests was over")
+USELESS_STORE_WARNINGS = _counter(
+    "useless_store_warnings", "Times that much had been stored and nothing loaded, by likely cause", "cause"
+)
 RESETS = _counter("resets", "Calls of reset_cache")
 RESIDENT_CHUNKS = _gauge("resident_chunks", "Chunks that can be loaded now")
 CAPACITY_CHUNKS = _gauge("capacity_chunks", "Chunks that the host tier can hold")
 PINNED_CHUNKS = _gauge("pinned_chunks", "Chunks that a running load protects from eviction")
+KEPT_CHUNKS = _gauge("kept_chunks", "Chunks that requests have pinned for a time (pin, pin_ttl_s)")
 
 TIER_CHUNKS = _counter("tier_chunks", "Chunks that a tier was asked for", "tier", "verb", "outcome")
 TIER_BYTES = _counter("tier_bytes", "Payload bytes moved to (store) or from (load) a tier", "tier", "verb")

@@ -51,6 +51,10 @@ class Recorder:
         """Current value, 0 if it was never counted."""
         return self._values.get(series_name(metric, labels), 0)
 
+    def value_of(self, series: str) -> float:
+        """As `value`, by the series' name."""
+        return self._values.get(series, 0)
+
     def values(self) -> dict[str, float]:
         """A copy of all values by series name."""
         return dict(self._values)

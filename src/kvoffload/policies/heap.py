@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import KeysView
 from typing import Any
 
 from kvoffload.keys.offload_key import OffloadKey
@@ -42,6 +43,24 @@ class RankedKeys:
                 del self._entry[key]
                 return key, rank
         return None
+
+    def first(self) -> tuple[OffloadKey, Any] | None:
+        """The key that `pop` would take, with its rank."""
+        while self._heap:
+            rank, turn, key = self._heap[0]
+            if self._entry.get(key) == (rank, turn):
+                return key, rank
+            heapq.heappop(self._heap)
+        return None
+
+    def rank_of(self, key: OffloadKey) -> Any:
+        """Its rank, None if it is not in the queue."""
+        entry = self._entry.get(key)
+        return None if entry is None else entry[0]
+
+    def keys(self) -> KeysView[OffloadKey]:
+        """All keys, in no order."""
+        return self._entry.keys()
 
     def clear(self) -> None:
         """Forget all."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from kvoffload.manager.wishes import USUAL_STAY, Stay
 from kvoffload.messages import CopyJob, JobOutcome, StepMessage
 from kvoffload.types import RequestId
 
@@ -51,6 +52,7 @@ class Wishes:
     max_load_tokens: int | None = None
     max_offload_tokens: int | None = None
     skip_load: bool = False
+    stay: Stay = USUAL_STAY
 
 
 class Run(NamedTuple):

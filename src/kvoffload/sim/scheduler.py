@@ -13,6 +13,7 @@ from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.manager import OffloadManager
 from kvoffload.manager.request import RequestInfo
 from kvoffload.manager.step import ScheduledRequest, StepInput
+from kvoffload.manager.wishes import Wishes as CacheWishes
 from kvoffload.messages import NO_SLOT, StepMessage
 from kvoffload.sim.block_pool import NULL_BLOCK, BlockPool
 from kvoffload.sim.memory import Memory
@@ -98,6 +99,7 @@ class Scheduler:
                 wishes.max_load_tokens,
                 wishes.max_offload_tokens,
                 wishes.skip_load,
+                wishes=CacheWishes(wishes.stay),
             )
         )
         return request

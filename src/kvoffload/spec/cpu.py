@@ -18,6 +18,7 @@ from kvoffload.layout.layouts import GroupLayout, certification_report, layouts_
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.manager import Below, ManagerConfig, OffloadManager
 from kvoffload.manager.request import GroupGeometry
+from kvoffload.manager.retention import Shares
 from kvoffload.memory.plan import plan_region
 from kvoffload.memory.region_spec import RegionSpec
 from kvoffload.memory.shared_region import SharedOffloadRegion
@@ -83,6 +84,7 @@ class CPUOffloadingSpec(OffloadingSpec):
                 area.rows,
                 self._policy_class(area.rows),
                 TouchFilter(options.store_threshold, options.max_tracker_size),
+                Shares(kept=options.max_pinned_share, high=options.max_high_priority_share),
             )
             for area in self._plan.groups
         ]

@@ -103,6 +103,8 @@ class TierStats:
     queued_bytes: int
     counters: Mapping[str, int]
     """Name → count of everything noteworthy (evicted, corrupt, io_errors, …)."""
+    other_namespaces: int = 0
+    """How many other namespaces of the same model were seen in the same place at the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,9 @@ class Tier(ABC):
 
     name: str
     """For logs, metrics and filters."""
+
+    medium_name: str | None = None
+    """What it keeps chunks on, as filters of requests may say: "CPU" or "STORAGE"; None matches any."""
 
     options_type: ClassVar[type[Any]]
     """The dataclass of the tier's own options."""

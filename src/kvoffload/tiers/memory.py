@@ -195,6 +195,7 @@ class MemoryTier(Tier):
         epoch_s: float = 0.0,
     ) -> None:
         self.name = config.name
+        self.medium_name = "CPU"
         self.medium = MemoryMedium(config.max_bytes) if medium is None else medium
         self._config = config
         self._clock = clock

@@ -46,6 +46,8 @@ class Job:
     chunks: tuple[ChunkMove, ...]
     block_ids: tuple[BlockId, ...]
     started_s: float
+    lower_tiers: frozenset[str] | None = None
+    """Of a store: the names of the tiers below to which its chunks go then; None: all."""
     state: JobState = JobState.IN_FLIGHT
     outcome: JobOutcome = field(default_factory=lambda: JobOutcome(workers=0))
 

@@ -14,7 +14,9 @@ from test_fs_faults import fill, mounted
 
 from kvoffload.clock import ManualClock
 from kvoffload.errors import ConfigError
-from kvoffload.tiers.base import Outcome
+from kvoffload.tiers.base import Outcome, TierContext
+from kvoffload.tiers.fs.options import FsTierConfig
+from kvoffload.tiers.fs.tier import FsTier
 
 DONE, MISSING, CORRUPT, REJECTED, FAILED = Outcome
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
@@ -105,3 +107,17 @@ def test_a_cap_under_which_nothing_fits_is_refused_with_the_least_that_does(tmp_
     # A tier that only reads has no use for it.
     with Store(tmp_path, max_bytes=100, read_only=True) as store:
         assert store.load(make_keys(1)) == [DONE]
+
+
+def test_a_tier_knows_how_many_other_namespaces_of_its_model_were_there(tmp_path: Path) -> None:
+    def seen(model: str, seed: str) -> int:
+        context = TierContext(make_namespace(model, hash_seed=seed), (4096,))
+        tier = FsTier.open(FsTierConfig(root_dir=str(tmp_path), min_free_bytes=0), context)
+        try:
+            return tier.stats().other_namespaces
+        finally:
+            tier.shutdown()
+
+    assert [seen("org/model", seed) for seed in ("1", "2", "1", "3")] == [0, 1, 1, 2]
+    assert seen("org/other_model", "1") == 0
+    assert seen("org/model", "3") == 2

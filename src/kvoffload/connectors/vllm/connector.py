@@ -166,8 +166,7 @@ class KvoffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002
         """See the base class. The blocks may be freed at once: stores that read them are fenced."""
-        self._scheduler_side.finish_request(request)
-        return False, None
+        return False, self._scheduler_side.finish_request(request)
 
     def request_finished_all_groups(
         self,
@@ -175,8 +174,7 @@ class KvoffloadConnector(KVConnectorBase_V1, SupportsHMA):
         block_ids: tuple[list[int], ...],  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
         """As `request_finished`, for engines with several groups."""
-        self._scheduler_side.finish_request(request)
-        return False, None
+        return False, self._scheduler_side.finish_request(request)
 
     def has_pending_push_work(self) -> bool:
         """See the base class."""

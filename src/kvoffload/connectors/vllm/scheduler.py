@@ -14,7 +14,7 @@ from kvoffload.clock import MonotonicClock
 from kvoffload.config.schema import OffloadingConfig
 from kvoffload.connectors.vllm.guard import guarded
 from kvoffload.connectors.vllm.identity import AdapterIdentities
-from kvoffload.connectors.vllm.params import RequestLimits, parse_limits
+from kvoffload.connectors.vllm.params import OFF, RequestLimits, parse_limits
 from kvoffload.manager.request import RequestInfo
 from kvoffload.manager.step import ScheduledRequest, StepInput
 from kvoffload.messages import NO_SLOT, CopyJob, GroupCopies, StepMessage, WorkerReport
@@ -26,11 +26,14 @@ from kvoffload.types import BlockId, Direction, JobId, RequestId
 logger = logging.getLogger(__name__)
 
 _DRAIN_PAUSE_S = 0.005
-_OFF = RequestLimits(max_load_tokens=0, max_offload_tokens=0)
 
 
 def _no_tokens() -> int | None:
     return 0
+
+
+def _no_answer() -> dict[str, Any] | None:
+    return None
 
 
 class ConnectorScheduler:
@@ -51,7 +54,9 @@ class ConnectorScheduler:
         self._computed: dict[RequestId, int] = {}
         # Loads that vLLM has been promised and no message has carried yet, as jobs that fail.
         self._promised: list[CopyJob] = []
-        self._warned_params = False
+        # What is wrong with the wishes of requests that live, for their authors; and which kinds were logged.
+        self._faults: dict[RequestId, str] = {}
+        self._warned_parameters: set[str] = set()
         self._adapters = AdapterIdentities(MonotonicClock())
 
     @guarded(lambda: None)
@@ -60,7 +65,7 @@ class ConnectorScheduler:
         limits = self._limits(request)
         salt = self._adapter_salt(request)
         if salt is None:
-            limits = _OFF
+            limits = OFF
         self._manager.add_request(
             RequestInfo(
                 req_id=request.request_id,
@@ -70,6 +75,7 @@ class ConnectorScheduler:
                 max_offload_tokens=limits.max_offload_tokens,
                 skip_load=request.skip_reading_prefix_cache or limits.max_load_tokens == 0,
                 key_salt=salt or b"",
+                wishes=limits.wishes,
             )
         )
 
@@ -94,11 +100,17 @@ class ConnectorScheduler:
     ) -> None:
         self._manager.allocated(req_id, block_ids, computed, load_tokens)
 
-    @guarded(lambda: None)
-    def finish_request(self, request: Any) -> None:
-        """The request is over; its blocks are about to be freed."""
+    @guarded(_no_answer)
+    def finish_request(self, request: Any) -> dict[str, Any] | None:
+        """The request is over; its blocks are about to be freed.
+
+        Returns:
+            What is wrong with its wishes, for the `kv_transfer_params` of the answer; None if nothing is.
+        """
+        fault = self._faults.pop(request.request_id, None)
         self._computed.pop(request.request_id, None)
         self._manager.finish_request(request.request_id, _valid_tokens(request))
+        return None if fault is None else {"kvoffload_error": fault}
 
     def step(self, output: Any) -> StepMessage:
         """What the workers have to do in the step that vLLM has just scheduled."""
@@ -207,14 +219,18 @@ class ConnectorScheduler:
     def _limits(self, request: Any) -> RequestLimits:
         if request.resumable:
             # A streaming session may take tokens back: its early keys would name something else later.
-            return _OFF
-        limits, problem = parse_limits(request.kv_transfer_params)
-        if problem is not None:
+            return OFF
+        limits, fault = parse_limits(request.kv_transfer_params, self._manager.lower_tiers)
+        if fault is not None:
             self.recorder.count(m.BAD_REQUEST_PARAMS)
-            if not self._warned_params:
-                self._warned_params = True
+            self._faults[request.request_id] = fault.text
+            if fault.parameter not in self._warned_parameters:
+                self._warned_parameters.add(fault.parameter)
                 logger.warning(
-                    "kvoffload: request %s is served without the cache: %s", request.request_id, problem
+                    "kvoffload: request %s is served without the cache: %s (said once for each parameter; all such "
+                    "requests are counted in kvoffload_bad_request_params)",
+                    request.request_id,
+                    fault.text,
                 )
         return limits
 

@@ -63,6 +63,17 @@ def open_directory(disk: DiskIO, place: StorePlace, config: FsTierConfig) -> boo
     return works
 
 
+def count_siblings(disk: DiskIO, place: StorePlace) -> int:
+    """How many other namespaces of the same model the store holds; 0 if that cannot be seen."""
+    own = place.namespace.directory_name
+    model = own.rpartition("_")[0]
+    try:
+        names = [entry.name for entry in disk.scandir(place.root)]
+    except OSError:
+        return 0
+    return sum(name.rpartition("_")[0] == model and name != own for name in names)
+
+
 def _check_cap(cap_bytes: int | None, place: StorePlace) -> None:
     """Refuse a cap under which nothing could ever be stored."""
     least = ROOT_BYTES + NAMESPACE_BYTES + place.smallest_file_bytes + 2 * DIRECTORY_BYTES

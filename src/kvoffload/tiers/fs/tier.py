@@ -38,7 +38,7 @@ from kvoffload.tiers.fs.evictor import Evictor
 from kvoffload.tiers.fs.executor import ExecutorLimits, JobExecutor, Ticket
 from kvoffload.tiers.fs.finder import ChunkFinder
 from kvoffload.tiers.fs.index import SHARDS, ChunkIndex
-from kvoffload.tiers.fs.opening import open_directory
+from kvoffload.tiers.fs.opening import count_siblings, open_directory
 from kvoffload.tiers.fs.operations import Epoch, Operations, Writing
 from kvoffload.tiers.fs.options import FsTierConfig
 from kvoffload.tiers.fs.place import StorePlace
@@ -106,6 +106,8 @@ class FsTier(Tier):
         disk: DiskIO | None = None,
     ) -> None:
         self.name = config.name
+        self.medium_name = "STORAGE"
+        self._other_namespaces = 0
         self._config = config
         disk = disk or DiskIO()
         # The root may be a link. It is resolved once, so that all that follows is about one directory.
@@ -124,9 +126,11 @@ class FsTier(Tier):
     @classmethod
     def open(cls, options: FsTierConfig, context: TierContext) -> FsTier:
         """See Tier."""
-        return cls(
+        tier = cls(
             options, context.namespace, context.row_bytes, clock=MonotonicClock(), wall_clock=WallClock()
         )
+        tier._other_namespaces = count_siblings(tier._around.disk, tier._around.place)
+        return tier
 
     def _assemble(self) -> None:
         config, around = self._config, self._around
@@ -233,6 +237,7 @@ class FsTier(Tier):
             queued_jobs=jobs,
             queued_bytes=size_bytes,
             counters=self._around.counters.snapshot(),
+            other_namespaces=self._other_namespaces,
         )
 
     def describe(self) -> str:

@@ -26,6 +26,7 @@ class TierWrapper(Tier):
     def __init__(self, inner: Tier) -> None:
         self.inner = inner
         self.name = inner.name
+        self.medium_name = inner.medium_name
         self._counters: Counter[str] = Counter()
 
     @classmethod
