@@ -15,6 +15,7 @@ import numpy as np
 
 from kvoffload.config.pages import AttentionPage, LatentPage, OpaquePage, StatePage
 from kvoffload.layout.canonical import CanonicalLayer, CanonicalLayout
+from kvoffload.layout.chunk_format import fitting_piece_bytes
 from kvoffload.layout.geometry import ParallelSizes
 from kvoffload.layout.layouts import GroupLayout
 from kvoffload.layout.mapping import block_tokens_of, map_page
@@ -58,6 +59,19 @@ class RowShape:
     def needed_bytes(self) -> int:
         """How much of a row is loaded at least."""
         return self.row_bytes if self.ranges is None else sum(length for _, length in self.ranges)
+
+    @property
+    def touched_bytes(self) -> int:
+        """How much a load moves that reads whole pieces."""
+        if self.ranges is None:
+            return self.row_bytes
+        piece_bytes = fitting_piece_bytes(self.row_bytes, self.piece_bytes)
+        touched, after = 0, 0
+        for start, length in self.ranges:
+            first, end = start // piece_bytes, -(-(start + length) // piece_bytes)
+            touched += end - max(first, after)
+            after = end
+        return touched * piece_bytes - max(0, after * piece_bytes - self.row_bytes)
 
 
 def row_shape(layout: GroupLayout, row_bytes: int, ranks: Iterable[int]) -> RowShape:

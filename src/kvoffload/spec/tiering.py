@@ -60,19 +60,24 @@ class TieringOffloadingSpec(CPUOffloadingSpec):
             load_policy=LoadPolicy(self.config.options.load_policy),
             deadline_s=self.config.options.promotion_deadline_s,
         )
-        return self._make_manager(recorder, clock, Below(lanes, staging, strides))
+        moved = tuple(shapes[group.group_id].touched_bytes for group in self.config.groups)
+        return self._make_manager(recorder, clock, Below(lanes, staging, moved))
 
     def _shapes(self, strides: Sequence[int]) -> tuple[RowShape, ...]:
         """Keys carry the engine's own group ids, which have gaps where a group is not offloaded: 0 bytes there."""
         of_id = {
-            group.group_id: row_shape(layout, stride, self._ranks_here)
+            group.group_id: row_shape(layout, stride, self.ranks_here)
             for group, layout, stride in zip(self.config.groups, self._layouts, strides, strict=True)
         }
         return tuple(of_id.get(group_id, RowShape(0)) for group_id in range(max(of_id) + 1))
 
     @property
-    def _ranks_here(self) -> range:
-        """Whose workers share this region. One node holds them all, so nothing of a row is left out."""
+    def ranks_here(self) -> Sequence[int]:
+        """Whose workers share this region. One node has them all, so all of a row is needed.
+
+        A spec for an engine on several nodes names those of its node here: of each row the tiers then load the ranges of
+        these ranks, and store nothing.
+        """
         return range(self.config.parallel.world_size)
 
     def describe(self) -> str:

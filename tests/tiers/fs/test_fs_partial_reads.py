@@ -198,6 +198,19 @@ def test_a_flipped_byte_in_a_piece_matters_to_those_who_read_it(tmp_path: Path, 
         assert store.lookup([key, other]) == [MISS, HIT]
 
 
+def test_damage_in_what_is_read_in_vain_does_not_get_into_the_row(tmp_path: Path) -> None:
+    """Nobody verifies it, so it goes elsewhere."""
+    key = make_key(1)
+    path = stored(tmp_path, [key])
+    flip(path, PAGE + 4 * PIECE + 7)
+    with part(tmp_path, SECOND_HALVES) as store:
+        (row,) = rows = store.rows_for([key], filled=False)
+        assert store.submit(Verb.LOAD, [key], rows)
+        assert store.wait()[0].outcomes[key] is DONE
+        store.check(key, row)
+        assert store.counters()["read_bytes"] == PAGE + ROW
+
+
 def test_damage_that_parts_did_not_show_is_found_by_who_reads_the_whole(tmp_path: Path) -> None:
     key = make_key(1)
     path = stored(tmp_path, [key])

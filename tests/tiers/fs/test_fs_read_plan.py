@@ -40,6 +40,14 @@ def test_reads_fill_the_ranges_by_whole_pieces_and_nothing_else(row: tuple) -> N
 
 
 @given(rows())
+def test_what_a_shape_says_of_a_load_is_what_its_form_moves(row: tuple) -> None:
+    payload, piece, ranges, _ = row
+    shape = RowShape(payload, piece, ranges)
+    assert shape.needed_bytes <= shape.touched_bytes == form_of(shape).part_bytes <= payload
+    assert RowShape(payload, piece).touched_bytes == payload
+
+
+@given(rows())
 def test_near_parts_are_read_at_once_and_far_ones_are_not(row: tuple) -> None:
     payload, piece, ranges, gap = row
     reads = plan_reads(ranges, payload, piece, gap)
