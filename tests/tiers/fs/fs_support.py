@@ -17,7 +17,7 @@ from typing import Any
 from kvoffload.clock import MonotonicClock
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey, make_offload_key
-from kvoffload.layout.chunk_format import file_bytes
+from kvoffload.layout.chunk_format import ChunkHeader, checksum, decode_header, file_bytes, header_bytes
 from kvoffload.layout.partial import RowShape
 from kvoffload.testing.tier_driver import is_part_of
 from kvoffload.tiers.base import Outcome, TierEntry, TierJob, TierReport, Verb
@@ -213,6 +213,20 @@ class Store:
 
     def temps(self) -> list[Path]:
         return list(self.root.rglob("*.kvtmp"))
+
+
+def to_version_1(path: Path) -> None:
+    """What the version before pieces wrote for the same chunk."""
+    data = path.read_bytes()
+    header = decode_header(data)
+    assert isinstance(header, ChunkHeader), header
+    length = header_bytes(header.payload_bytes, header.piece_bytes)
+    payload = data[length:]
+    page = bytearray(data[:368]) + bytes(4096 - 368)
+    page[8:16] = (1).to_bytes(4, "little") + (4096).to_bytes(4, "little")
+    page[72:88] = checksum(payload[: header.payload_bytes])
+    page[-16:] = checksum(page[:-16])
+    path.write_bytes(bytes(page) + payload)
 
 
 def disk_usage(root: Path) -> int:

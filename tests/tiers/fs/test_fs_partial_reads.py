@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fs_support import HIT, MISS, FaultyDisk, Store, make_key, make_keys, make_rows, payload_of
+from fs_support import HIT, MISS, FaultyDisk, Store, make_key, make_keys, make_rows, payload_of, to_version_1
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.layout import chunk_format
 from kvoffload.layout.chunk_format import (
-    checksum,
-    decode_header,
     file_bytes,
     fitting_piece_bytes,
     header_bytes,
@@ -62,19 +60,6 @@ def flip(path: Path, offset: int) -> None:
         byte = file.read(1)[0]
         file.seek(offset)
         file.write(bytes([byte ^ 0x40]))
-
-
-def to_version_1(path: Path) -> None:
-    """What the version before pieces wrote for the same chunk."""
-    data = path.read_bytes()
-    header = decode_header(data)
-    length = header_bytes(header.payload_bytes, header.piece_bytes)
-    payload = data[length:]
-    page = bytearray(data[:368]) + bytes(PAGE - 368)
-    page[8:16] = (1).to_bytes(4, "little") + PAGE.to_bytes(4, "little")
-    page[72:88] = checksum(payload[: header.payload_bytes])
-    page[-16:] = checksum(page[:-16])
-    path.write_bytes(bytes(page) + payload)
 
 
 # -- any row, any pieces, any ranges -----------------------------------------------------------------------------
