@@ -330,15 +330,15 @@ def check_pieces(
         payload: The whole payload's place, whatever it holds outside of the parts; padding allowed behind it.
         parts: (start, end), each from the beginning of a piece to the end of one, or of the payload.
     """
-    view = memoryview(payload)
+    view = memoryview(payload)[: found.payload_bytes]
     if len(view) < found.payload_bytes:
         return Damage.LENGTH
-    for start, part_end in parts:
-        end = min(part_end, found.payload_bytes)
-        assert start % found.piece_bytes == 0, (start, found.piece_bytes)
-        assert end % found.piece_bytes == 0 or end == found.payload_bytes, (end, found.piece_bytes)
-        sums = piece_checksums(view[start:end], found.piece_bytes)
-        first = start // found.piece_bytes * CHECKSUM_BYTES
-        if sums != found.checksums[first : first + len(sums)]:
-            return Damage.PAYLOAD_CHECKSUM
+    size, table = found.piece_bytes, found.checksums
+    for start, end in parts:
+        assert start % size == 0, (start, size)
+        assert end % size == 0 or end >= len(view), (end, size)
+        for at in range(start, min(end, len(view)), size):
+            place = at // size * CHECKSUM_BYTES
+            if checksum(view[at : at + size]) != table[place : place + CHECKSUM_BYTES]:
+                return Damage.PAYLOAD_CHECKSUM
     return None

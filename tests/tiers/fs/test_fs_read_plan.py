@@ -83,7 +83,7 @@ def test_a_read_has_no_more_buffers_than_the_system_takes() -> None:
     assert sum(len(read.parts) for read in reads) == 2000
     waste = memoryview(bytearray(PAGE))
     row = memoryview(bytearray(4000 * PAGE))
-    assert all(len(list(read.buffers(row, waste))) <= 512 for read in reads)
+    assert all(len(read.buffers(row, waste)) <= 512 for read in reads)
     assert len(reads) < 20
 
 

@@ -7,7 +7,7 @@ reads       ████████                ████████    
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,14 +43,18 @@ class Read(NamedTuple):
         """What is read."""
         return self.parts[-1].end - self.start
 
-    def buffers(self, row: memoryview, waste: memoryview) -> Iterator[memoryview]:
+    def buffers(self, row: memoryview, waste: memoryview) -> list[memoryview]:
         """Where the bytes go."""
-        at = self.start
+        if len(self.parts) == 1 and self.parts[0].start == self.start:
+            start, end = self.parts[0]
+            return [row[start:end]]
+        found, at = [], self.start
         for start, end in self.parts:
             if start > at:
-                yield waste[: start - at]
-            yield row[start:end]
+                found.append(waste[: start - at])
+            found.append(row[start:end])
             at = end
+        return found
 
 
 @dataclass(frozen=True, slots=True)

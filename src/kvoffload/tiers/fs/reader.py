@@ -171,7 +171,7 @@ class ChunkReader:
             # Of the version before pieces, so it can be verified as a whole only.
             return self._read_whole(fd, form.file_bytes, chunk, row, tally)
         for read in reads[len(joined) :]:
-            if not self._fill(fd, list(read.buffers(row, waste)), form.header_bytes + read.start, tally):
+            if not self._fill(fd, read.buffers(row, waste), form.header_bytes + read.start, tally):
                 return Damage.LENGTH
         tally.moved_bytes = form.part_bytes
         return check_pieces(header, row, (part for read in reads for part in read.parts))
