@@ -104,7 +104,8 @@ def _ranges_of_rank(layout: GroupLayout, rank: int) -> np.ndarray[tuple[int, ...
 def piece_bytes_of(layout: GroupLayout) -> int:
     """How long pieces should be: what one head needs of a page, within bounds; 0 if nobody will ever want a part.
 
-    In the direct layout a row belongs to one parallel layout, and is read as it was written.
+    In the direct layout a row belongs to one parallel layout, and is read as it was written. This rule is as good as a part
+    of the file format: engines with different ones would take each other's chunks for ones of a wrong length.
     """
     if not isinstance(layout, CanonicalLayout):
         return 0

@@ -69,7 +69,6 @@ class ChunkForm:
     """Of a file whose payload is one piece, as the version before pieces wrote it."""
     reads: tuple[Read, ...] | None
     """What a load reads behind the header, pieces of `piece_bytes` given; None: everything."""
-
     part_bytes: int
     """Payload that such a load puts into a row."""
 
