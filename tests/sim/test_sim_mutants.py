@@ -49,10 +49,9 @@ def a_seal_is_not_verified(patch: Patch) -> None:
 def a_file_in_the_directory_is_not_verified(patch: Patch) -> None:
     """Then a restart serves what a power failure has torn."""
 
-    def read(self, fd, size, chunk, *rest) -> None:
-        row, tally = rest
+    def read(self, fd, size, chunk, row) -> None:
         self._disk.read_into(fd, [self._scratch.header(chunk.form.header_bytes), row])
-        tally.moved_bytes = chunk.payload_bytes
+        self._scratch.moved_bytes = chunk.payload_bytes
 
     patch.setattr(ChunkReader, "_read", read)
 

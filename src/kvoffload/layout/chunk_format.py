@@ -270,35 +270,39 @@ def _decode_fields(view: memoryview) -> ChunkHeader | Damage:
     ) = _FIELDS.unpack_from(view)
     if length != len(view) or not 0 < key_bytes <= MAX_KEY_BYTES or padded != padded_bytes(payload):
         return Damage.HEADER_FIELDS
-    table = (fitting_piece_bytes(payload), payload_checksum)
-    if version == FORMAT_VERSION:
-        found = _decode_table(view, payload)
-        if found is None or checksum(found[1]) != payload_checksum:
+    if version == SINGLE_PIECE_VERSION:
+        piece_bytes, table = fitting_piece_bytes(payload), payload_checksum
+    else:
+        piece_bytes, table = _decode_table(view, payload)
+        if not piece_bytes or checksum(table) != payload_checksum:
             return Damage.HEADER_FIELDS
-        table = found
     try:
         family_text = family.rstrip(b"\0").decode("ascii")
     except UnicodeDecodeError:
         return Damage.HEADER_FIELDS
     return ChunkHeader(
-        identity=ChunkIdentity(digest, family_text, layout_version),
-        key=OffloadKey(bytes(view[_KEY_OFFSET : _KEY_OFFSET + key_bytes])),
-        payload_bytes=payload,
-        piece_bytes=table[0],
-        checksums=table[1],
-        created_ns=created,
-        version=version,
+        ChunkIdentity(digest, family_text, layout_version),
+        OffloadKey(bytes(view[_KEY_OFFSET : _KEY_OFFSET + key_bytes])),
+        payload,
+        piece_bytes,
+        table,
+        created,
+        version,
     )
 
 
-def _decode_table(view: memoryview, payload_bytes: int) -> tuple[int, bytes] | None:
-    """(length of a piece, checksums); None if that makes no sense."""
+def _decode_table(view: memoryview, payload_bytes: int) -> tuple[int, bytes]:
+    """(length of a piece, checksums); no length if that makes no sense."""
     piece_bytes, pieces = _PIECES.unpack_from(view, _PIECES_OFFSET)
-    if piece_bytes < ALIGNMENT_BYTES or piece_bytes % ALIGNMENT_BYTES or pieces > MAX_PIECES:
-        return None
-    if pieces != -(-payload_bytes // piece_bytes) or header_bytes(payload_bytes, piece_bytes) != len(view):
-        return None
-    return piece_bytes, bytes(view[_TABLE_OFFSET : _TABLE_OFFSET + pieces * CHECKSUM_BYTES])
+    end = _TABLE_OFFSET + pieces * CHECKSUM_BYTES
+    is_sound = (
+        piece_bytes >= ALIGNMENT_BYTES
+        and piece_bytes % ALIGNMENT_BYTES == 0
+        and pieces == -(-payload_bytes // piece_bytes)
+        # (It is that many pages, and no more.)
+        and end + CHECKSUM_BYTES <= len(view) < end + CHECKSUM_BYTES + ALIGNMENT_BYTES
+    )
+    return (piece_bytes, bytes(view[_TABLE_OFFSET:end])) if is_sound else (0, b"")
 
 
 def check_header(
@@ -317,7 +321,12 @@ def check_header(
 
 def check_payload(found: ChunkHeader, payload: bytes | bytearray | memoryview) -> Damage | None:
     """Whether a payload (padding allowed behind it) is the one the header speaks of; None if it is."""
-    return check_pieces(found, payload, [(0, found.payload_bytes)])
+    size = found.payload_bytes
+    view = memoryview(payload)[:size]
+    if len(view) < size:
+        return Damage.LENGTH
+    sums = checksum(view) if size <= found.piece_bytes else piece_checksums(view, found.piece_bytes)
+    return None if sums == found.checksums or not size else Damage.PAYLOAD_CHECKSUM
 
 
 def check_pieces(

@@ -140,6 +140,7 @@ class Operations:
                 outcome = Outcome.MISSING
             outcomes[entry.key] = outcome
             moved += end.moved_bytes if outcome is Outcome.DONE else 0
+        self._around.counters.add("read_bytes", self._reader.take_read_bytes())
         gone.update(key for key, outcome in outcomes.items() if outcome in (Outcome.MISSING, Outcome.CORRUPT))
         self._index.set_absent(sorted(gone))
         if not self._is_void(part):

@@ -64,6 +64,8 @@ class ChunkForm:
     payload_bytes: int
     piece_bytes: int
     header_bytes: int
+    padded_bytes: int
+    """Length of the payload with its padding."""
     file_bytes: int
     single_file_bytes: int
     """Of a file whose payload is one piece, as the version before pieces wrote it."""
@@ -71,11 +73,6 @@ class ChunkForm:
     """What a load reads behind the header, pieces of `piece_bytes` given; None: everything."""
     part_bytes: int
     """Payload that such a load puts into a row."""
-
-    @property
-    def padded_bytes(self) -> int:
-        """Length of the payload with its padding."""
-        return self.file_bytes - self.header_bytes
 
     @property
     def is_partial(self) -> bool:
@@ -97,6 +94,7 @@ def form_of(shape: RowShape | int) -> ChunkForm:
         payload_bytes=shape.row_bytes,
         piece_bytes=piece_bytes,
         header_bytes=header_bytes(shape.row_bytes, piece_bytes),
+        padded_bytes=padded_bytes(shape.row_bytes),
         file_bytes=file_bytes(shape.row_bytes, piece_bytes),
         single_file_bytes=file_bytes(shape.row_bytes),
         reads=reads,

@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -52,16 +51,6 @@ class LoadEnd(NamedTuple):
     """Of a DONE load: payload that is in the row now."""
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What a load has read so far."""
-
-    read_bytes: int = 0
-    """From the file: header, padding and what was read in vain included."""
-    moved_bytes: int = 0
-    """Payload that went into the row."""
-
-
 class ChunkReader:
     """Loads chunks.
 
@@ -97,7 +86,6 @@ class ChunkReader:
 
     def load(self, chunk: ChunkFile, row: memoryview) -> LoadEnd:
         """Fill `row` with the payload of a chunk, or with what is needed of it. Only DONE means that it holds anything useful."""
-        tally = _Tally()
         try:
             self._solid.check(chunk.path.rpartition("/")[0])
             fd = self._open(chunk.path)
@@ -109,18 +97,23 @@ class ChunkReader:
             if not is_plain_file(found):
                 self._counters.add("foreign_entries")
                 return LoadEnd(Outcome.MISSING)
-            damage = self._read(fd, found.st_size, chunk, row, tally)
+            damage = self._read(fd, found.st_size, chunk, row)
         except OSError as error:
             return self._not_readable(error, chunk)
         finally:
-            self._counters.add("read_bytes", tally.read_bytes)
             with suppress(OSError):
                 self._disk.close(fd)
         if self._unreadable is not None:
             self._unreadable.read_well()
         if damage is not None:
             return self._damaged(chunk, found, damage)
-        return LoadEnd(Outcome.DONE, moved_bytes=tally.moved_bytes)
+        return LoadEnd(Outcome.DONE, moved_bytes=self._scratch.moved_bytes)
+
+    def take_read_bytes(self) -> int:
+        """What this thread has read from files since the last call: headers, and what was read in vain, included."""
+        scratch = self._scratch
+        read, scratch.read_bytes = scratch.read_bytes, 0
+        return read
 
     def _open(self, path: str) -> int:
         try:
@@ -131,49 +124,48 @@ class ChunkReader:
         self._counters.add("direct_io_fallbacks")
         return self._disk.open(path, self._flags & ~os.O_DIRECT)
 
-    def _read(
-        self, fd: int, size: int, chunk: ChunkFile, row: memoryview, tally: _Tally
-    ) -> Damage | Void | None:
+    def _read(self, fd: int, size: int, chunk: ChunkFile, row: memoryview) -> Damage | Void | None:
         form = chunk.form
         if not form.has_length(size):
             # Its header may still say that it is another version's, which is no damage.
             return self._damage_of_odd_file(fd)
         if form.reads is None or size != form.file_bytes:
-            return self._read_whole(fd, size, chunk, row, tally)
-        return self._read_parts(fd, form.reads, chunk, row, tally)
+            return self._read_whole(fd, size, chunk, row)
+        return self._read_parts(fd, form.reads, chunk, row)
 
-    def _read_whole(
-        self, fd: int, size: int, chunk: ChunkFile, row: memoryview, tally: _Tally
-    ) -> Damage | Void | None:
-        form = chunk.form
-        area, payload = self._scratch.header(size - form.padded_bytes), row[: form.padded_bytes]
-        if not self._fill(fd, [area, payload], 0, tally):
+    def _read_whole(self, fd: int, size: int, chunk: ChunkFile, row: memoryview) -> Damage | Void | None:
+        form, scratch = chunk.form, self._scratch
+        area, payload = scratch.header(size - form.padded_bytes), row[: form.padded_bytes]
+        if not self._fill(fd, [area, payload], 0, size):
             return Damage.LENGTH
         header = self._accept(area, chunk)
         if not isinstance(header, ChunkHeader):
             return header
-        tally.moved_bytes = form.payload_bytes
+        scratch.moved_bytes = form.payload_bytes
         return check_payload(header, payload)
 
     def _read_parts(
-        self, fd: int, reads: Sequence[Read], chunk: ChunkFile, row: memoryview, tally: _Tally
+        self, fd: int, reads: Sequence[Read], chunk: ChunkFile, row: memoryview
     ) -> Damage | Void | None:
-        form, waste = chunk.form, self._scratch.waste
-        area = self._scratch.header(form.header_bytes)
-        # What lies right behind the header comes with it.
-        joined = reads[:1] if reads[0].start == 0 else ()
-        if not self._fill(fd, [area, *(b for read in joined for b in read.buffers(row, waste))], 0, tally):
+        form, scratch, waste = chunk.form, self._scratch, self._scratch.waste
+        area = scratch.header(form.header_bytes)
+        buffers, size, rest = [area], form.header_bytes, reads
+        if reads[0].start == 0:
+            # What lies right behind the header comes with it.
+            buffers += reads[0].buffers(row, waste)
+            size, rest = size + reads[0].size_bytes, reads[1:]
+        if not self._fill(fd, buffers, 0, size):
             return Damage.LENGTH
         header = self._accept(area, chunk)
         if not isinstance(header, ChunkHeader):
             return header
         if header.piece_bytes != form.piece_bytes:
             # Of the version before pieces, so it can be verified as a whole only.
-            return self._read_whole(fd, form.file_bytes, chunk, row, tally)
-        for read in reads[len(joined) :]:
-            if not self._fill(fd, read.buffers(row, waste), form.header_bytes + read.start, tally):
+            return self._read_whole(fd, form.file_bytes, chunk, row)
+        for read in rest:
+            if not self._fill(fd, read.buffers(row, waste), form.header_bytes + read.start, read.size_bytes):
                 return Damage.LENGTH
-        tally.moved_bytes = form.part_bytes
+        scratch.moved_bytes = form.part_bytes
         return check_pieces(header, row, (part for read in reads for part in read.parts))
 
     def _accept(self, area: memoryview, chunk: ChunkFile) -> ChunkHeader | Damage | Void:
@@ -184,12 +176,14 @@ class ChunkReader:
         if header.created_ns < self.not_before_ns:
             return Void.VOID
         damage = check_header(header, self._place.identity, chunk.key, chunk.payload_bytes)
-        if damage is None and header_bytes(header.payload_bytes, header.piece_bytes) != len(area):
-            damage = Damage.LENGTH
+        if damage is None and header.piece_bytes != chunk.form.piece_bytes:
+            # Cut otherwise: the payload must begin where we take it to begin all the same.
+            is_there = header_bytes(header.payload_bytes, header.piece_bytes) == len(area)
+            damage = None if is_there else Damage.LENGTH
         return damage or header
 
-    def _fill(self, fd: int, buffers: Sequence[memoryview], offset: int, tally: _Tally) -> bool:
-        """Fill the buffers; False if the file ends before."""
+    def _fill(self, fd: int, buffers: Sequence[memoryview], offset: int, size: int) -> bool:
+        """Fill the buffers, `size` bytes together; False if the file ends before."""
         try:
             done = self._disk.read_into(fd, buffers, offset)
         except OSError as error:
@@ -199,8 +193,8 @@ class ChunkReader:
             self._counters.add("direct_io_fallbacks")
             self._disk.without_direct(fd)
             done = self._disk.read_into(fd, buffers, offset)
-        tally.read_bytes += done
-        return done == sum(map(len, buffers))
+        self._scratch.read_bytes += done
+        return done >= size
 
     def _damage_of_odd_file(self, fd: int) -> Damage:
         if self._flags & os.O_DIRECT:

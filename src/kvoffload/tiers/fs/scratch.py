@@ -1,4 +1,4 @@
-"""Memory of one thread's own for headers, and for bytes that are read in vain. Nothing else lives here."""
+"""What a thread needs for itself to read: a place for headers and for bytes that are read in vain, and a tally."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ class Scratch(threading.local):
         self._header = memoryview(mmap.mmap(-1, MAX_HEADER_BYTES))
         self.waste = memoryview(mmap.mmap(-1, WASTE_BYTES))
         """Holds nothing that anybody reads."""
+        self.read_bytes = 0
+        """Read from files and not yet counted."""
+        self.moved_bytes = 0
+        """Payload that the last load put into its row."""
 
     def header(self, size_bytes: int) -> memoryview:
         """A place for a header of this length; the same each time."""
