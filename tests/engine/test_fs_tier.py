@@ -14,7 +14,13 @@ from kinds import on
 from shelf import FsSubject
 from tiny_models import full_chunk_tokens, prompts_of
 
-from kvoffload.layout.chunk_format import HEADER_BYTES, ChunkHeader, checksum, decode_header, encode_header
+from kvoffload.layout.chunk_format import (
+    ChunkHeader,
+    decode_header,
+    encode_header,
+    header_bytes,
+    piece_checksums,
+)
 
 PROMPTS = prompts_of(seed=1, number=6, tokens=1100)
 """Together they need more blocks than the device has, and fewer chunks than the host."""
@@ -33,14 +39,15 @@ def _chunks(subject: FsSubject) -> int:
 def _swap_halves_of_all_blocks(path: Path, layers: int) -> None:
     """What a reader with another idea of the heads would get: valid numbers, valid checksums, the wrong heads."""
     content = bytearray(path.read_bytes())
-    header = decode_header(content[:HEADER_BYTES])
+    header = decode_header(content)
     assert isinstance(header, ChunkHeader)
-    payload = np.frombuffer(content, np.uint8)[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
+    begin = header_bytes(header.payload_bytes, header.piece_bytes)
+    payload = np.frombuffer(content, np.uint8)[begin : begin + header.payload_bytes]
     blocks = payload.reshape(layers, 2, -1)
     blocks[:] = blocks[:, ::-1].copy()
     encode_header(
-        dataclasses.replace(header, payload_checksum=checksum(payload.tobytes())),
-        memoryview(content)[:HEADER_BYTES],
+        dataclasses.replace(header, checksums=piece_checksums(payload.tobytes(), header.piece_bytes)),
+        memoryview(content)[:begin],
     )
     path.write_bytes(content)
 

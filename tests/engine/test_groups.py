@@ -13,7 +13,13 @@ from kinds import on
 from shelf import FsSubject, Subject
 from tiny_models import prompts_of, random_tokens
 
-from kvoffload.layout.chunk_format import HEADER_BYTES, ChunkHeader, checksum, decode_header, encode_header
+from kvoffload.layout.chunk_format import (
+    ChunkHeader,
+    decode_header,
+    encode_header,
+    header_bytes,
+    piece_checksums,
+)
 
 PROMPTS = prompts_of(seed=5, number=5, tokens=1100)
 BOUNDARY = 1024
@@ -90,13 +96,14 @@ def test_evicted_prompts_come_back_and_so_they_do_after_a_restart(subject: FsSub
 def _damage(path: Path) -> None:
     """The signs of all numbers turned, under a valid checksum."""
     content = bytearray(path.read_bytes())
-    header = decode_header(content[:HEADER_BYTES])
+    header = decode_header(content)
     assert isinstance(header, ChunkHeader)
-    payload = np.frombuffer(content, np.uint8)[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
+    begin = header_bytes(header.payload_bytes, header.piece_bytes)
+    payload = np.frombuffer(content, np.uint8)[begin : begin + header.payload_bytes]
     payload[1::2] ^= 0x80
     encode_header(
-        dataclasses.replace(header, payload_checksum=checksum(payload.tobytes())),
-        memoryview(content)[:HEADER_BYTES],
+        dataclasses.replace(header, checksums=piece_checksums(payload.tobytes(), header.piece_bytes)),
+        memoryview(content)[:begin],
     )
     path.write_bytes(content)
 

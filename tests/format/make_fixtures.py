@@ -9,11 +9,10 @@ from pathlib import Path
 from kvoffload.keys.offload_key import make_offload_key
 from kvoffload.layout.chunk_format import (
     FORMAT_VERSION,
-    HEADER_BYTES,
-    ChunkHeader,
     ChunkIdentity,
-    checksum,
     encode_header,
+    header_bytes,
+    header_for,
     padded_bytes,
 )
 
@@ -24,8 +23,13 @@ CASES = {
     "plain": (make_offload_key(hashlib.sha256(b"plain").digest(), 0), 4096),
     "padded": (make_offload_key(hashlib.sha256(b"padded").digest(), 3), 5000),
     "long_key": (make_offload_key(b"\xab" * 120, 4_294_967_295), 100),
+    "pieces": (make_offload_key(hashlib.sha256(b"pieces").digest(), 1), 21_000),
 }
 """Name → (key, payload bytes)."""
+PIECE_BYTES = {"pieces": 4096}
+"""Of those that are not one piece."""
+CASES_OF = {1: ("plain", "padded", "long_key"), 2: tuple(CASES)}
+"""By version."""
 
 
 def payload_of(name: str) -> bytes:
@@ -39,9 +43,10 @@ def make_file(name: str) -> bytes:
     """A whole file of the present version."""
     key, size = CASES[name]
     payload = payload_of(name)
-    page = bytearray(HEADER_BYTES)
-    encode_header(ChunkHeader(IDENTITY, key, size, checksum(payload), CREATED_NS), page)
-    return bytes(page) + payload + bytes(padded_bytes(size) - size)
+    header = header_for(IDENTITY, key, payload, CREATED_NS, PIECE_BYTES.get(name, 0))
+    area = bytearray(header_bytes(size, header.piece_bytes))
+    encode_header(header, area)
+    return bytes(area) + payload + bytes(padded_bytes(size) - size)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,12 @@ def _sealed(offset: int, value: bytes) -> Callable[[bytearray], bytearray]:
     return change
 
 
+def _resummed(good: bytearray) -> bytearray:
+    """All checksums of the header agree with each other, and not with the payload."""
+    _sealed(384, bytes(16))(good)
+    return _sealed(72, checksum(bytes(16)))(good)
+
+
 def _sparse(path: Path, _good: bytes) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 50 if os.statvfs(path).f_bsize >= 65536 else 1 << 40)
@@ -95,6 +101,9 @@ FIELDS = {
     "padded length": 96,
     "creation time": 104,
     "key": 112,
+    "length of a piece": 369,
+    "number of pieces": 376,
+    "checksum of a piece": 384,
     "unused": 2000,
     "header checksum": 4090,
     "payload begin": HEADER_BYTES,
@@ -119,7 +128,7 @@ CASES = [
         _bytes(f"bit flip: {name}", _flip(offset), "missing" if name == "version" else "corrupt")
         for name, offset in FIELDS.items()
     ),
-    _bytes("a later version", lambda good: good[:8] + struct.pack("<I", 2) + good[12:], "missing"),
+    _bytes("a later version", lambda good: good[:8] + struct.pack("<I", 3) + good[12:], "missing"),
     _bytes(
         "a later version, shorter", lambda good: (good[:8] + struct.pack("<I", 9) + good[12:])[:64], "missing"
     ),
@@ -135,6 +144,14 @@ CASES = [
     _bytes("sealed: layout of no text", _sealed(48, b"\xff" * 16)),
     _bytes("sealed: another layout version", _sealed(64, struct.pack("<I", 2))),
     _bytes("sealed: another header length", _sealed(12, struct.pack("<I", 512))),
+    _bytes("sealed: the version before pieces", _sealed(8, struct.pack("<I", 1))),
+    _bytes("sealed: pieces of nothing", _sealed(368, struct.pack("<Q", 0))),
+    _bytes("sealed: pieces of no whole page", _sealed(368, struct.pack("<Q", 8191))),
+    _bytes("sealed: pieces of the largest length", _sealed(368, struct.pack("<Q", 2**64 - 1))),
+    _bytes("sealed: pieces that do not fill the payload", _sealed(368, struct.pack("<Q", 4096))),
+    _bytes("sealed: more pieces than there can be", _sealed(376, struct.pack("<Q", 2**64 - 1))),
+    _bytes("sealed: another checksum of a piece", _sealed(384, bytes(16))),
+    _bytes("sealed: other checksums throughout", _resummed),
     Hostile("huge and sparse", _sparse, "corrupt"),
     Hostile("directory", lambda path, good: path.mkdir(), "missing"),
     Hostile("FIFO", lambda path, good: os.mkfifo(path), "missing"),

@@ -47,7 +47,8 @@ def a_file_in_the_directory_is_not_verified(patch: Patch) -> None:
     """Then a restart serves what a power failure has torn."""
 
     def read(self, fd, size, chunk, row) -> None:
-        self._disk.read_into(fd, [self._local.page, row])
+        self._disk.read_into(fd, [self._scratch.header(chunk.form.header_bytes), row])
+        self._scratch.moved_bytes = chunk.payload_bytes
 
     patch.setattr(ChunkReader, "_read", read)
 

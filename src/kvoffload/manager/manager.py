@@ -62,7 +62,7 @@ class Below:
     """The fastest first."""
     config: StagingConfig = field(default_factory=StagingConfig)
     row_bytes: tuple[int, ...] = ()
-    """Per group, the bytes of a row."""
+    """Per group, the bytes of a row that a load moves: by them loads are sized, and their time is reckoned."""
 
 
 class OffloadManager:

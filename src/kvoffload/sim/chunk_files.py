@@ -69,7 +69,7 @@ class ChunkFileTier(ChecksummedTier):
         size = entry.buffer.nbytes
         file = memoryview(bytearray(chunk_format.file_bytes(size)))
         if verb is Verb.STORE:
-            header = ChunkHeader(self._identity, entry.key, size, chunk_format.checksum(entry.buffer), 0)
+            header = chunk_format.header_for(self._identity, entry.key, entry.buffer, 0)
             chunk_format.encode_header(header, file[:HEADER_BYTES])
             file[HEADER_BYTES : HEADER_BYTES + size] = entry.buffer
         return TierEntry(entry.key, file)

@@ -12,6 +12,7 @@ from kvoffload.config.parse import WHERE
 from kvoffload.config.schema import OffloadingConfig
 from kvoffload.errors import ConfigError
 from kvoffload.keys.fingerprint import namespace_of
+from kvoffload.layout.partial import RowShape, row_shape
 from kvoffload.manager.lane import TierLane
 from kvoffload.manager.manager import Below, OffloadManager
 from kvoffload.manager.staging import LoadPolicy, StagingConfig
@@ -46,7 +47,12 @@ class TieringOffloadingSpec(CPUOffloadingSpec):
         """See OffloadingSpec. The workers must have made the region."""
         self._region = SharedOffloadRegion.attach(self.region_spec, self.config.options.join_timeout_s)
         strides = tuple(area.row_stride_bytes for area in self._plan.groups)
-        context = TierContext(namespace=namespace_of(self.config), row_bytes=self._by_group_id(strides))
+        shapes = self._shapes(strides)
+        context = TierContext(
+            namespace=namespace_of(self.config),
+            row_bytes=tuple(shape.row_bytes for shape in shapes),
+            shapes=shapes,
+        )
         lanes = tuple(
             self._open_lane(options, context, clock) for options in self.config.options.secondary_tiers
         )
@@ -54,12 +60,25 @@ class TieringOffloadingSpec(CPUOffloadingSpec):
             load_policy=LoadPolicy(self.config.options.load_policy),
             deadline_s=self.config.options.promotion_deadline_s,
         )
-        return self._make_manager(recorder, clock, Below(lanes, staging, strides))
+        moved = tuple(shapes[group.group_id].touched_bytes for group in self.config.groups)
+        return self._make_manager(recorder, clock, Below(lanes, staging, moved))
 
-    def _by_group_id(self, strides: Sequence[int]) -> tuple[int, ...]:
+    def _shapes(self, strides: Sequence[int]) -> tuple[RowShape, ...]:
         """Keys carry the engine's own group ids, which have gaps where a group is not offloaded: 0 bytes there."""
-        of_id = {group.group_id: stride for group, stride in zip(self.config.groups, strides, strict=True)}
-        return tuple(of_id.get(group_id, 0) for group_id in range(max(of_id) + 1))
+        of_id = {
+            group.group_id: row_shape(layout, stride, self.ranks_here)
+            for group, layout, stride in zip(self.config.groups, self._layouts, strides, strict=True)
+        }
+        return tuple(of_id.get(group_id, RowShape(0)) for group_id in range(max(of_id) + 1))
+
+    @property
+    def ranks_here(self) -> Sequence[int]:
+        """Whose workers share this region. One node has them all, so all of a row is needed.
+
+        A spec for an engine on several nodes names those of its node here: of each row the tiers then load the ranges of
+        these ranks, and store nothing.
+        """
+        return range(self.config.parallel.world_size)
 
     def describe(self) -> str:
         """See OffloadingSpec."""

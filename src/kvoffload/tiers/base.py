@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.layout.partial import RowShape
 from kvoffload.types import LookupResult
 
 
@@ -37,7 +38,7 @@ class Outcome(Enum):
     MISSING = "missing"
     """LOAD: not there."""
     CORRUPT = "corrupt"
-    """LOAD: there, but not what was stored; it was removed, so that it is missing from now on."""
+    """LOAD: there, but what was looked at is not what was stored; it was removed, so that it is missing from now on."""
     REJECTED = "rejected"
     """STORE: no room, or switched off; nothing is wrong."""
     FAILED = "failed"
@@ -51,7 +52,7 @@ class TierEntry:
     key: OffloadKey
     buffer: memoryview
     """The chunk's row in host memory, C-contiguous bytes, page-aligned; written by LOAD, read by STORE, empty for
-    DELETE."""
+    DELETE. It is a whole row also where the engine needs a part of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +79,8 @@ class TierReport:
     busy_s: float
     """Time that the job took from its first byte to its last, without waiting in a queue."""
     moved_bytes: int
-    """Payload bytes of the entries that are DONE by moving them."""
+    """Payload bytes of the entries that are DONE by moving them: of a load those that went into rows, which may be more
+    than the ranges asked for and less than the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,17 @@ class TierContext:
     row_bytes: tuple[int, ...]
     """By the group id that stands in keys: bytes of a chunk's buffer in jobs (a multiple of the memory page); 0 for groups
     that are not offloaded."""
+    shapes: tuple[RowShape, ...] = ()
+    """By group id, where something is known of what lies in the rows; empty: nothing is.
+
+    An engine that holds some ranks only needs the same ranges of every row of a group, for ever. A load that is DONE has
+    filled these. Elsewhere a row is as it was, or holds the chunk's true bytes, never anything else. A tier that cannot
+    do ranges reads whole rows, which is right as well. What is stored is always whole, so an engine with ranges stores nothing.
+    """
+
+    def row_shapes(self) -> tuple[RowShape, ...]:
+        """The shapes, or what is known without them."""
+        return self.shapes or tuple(RowShape(size) for size in self.row_bytes)
 
 
 class Tier(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,29 +12,31 @@ from fs_support import make_namespace
 
 from kvoffload.clock import MonotonicClock
 from kvoffload.layout.chunk_format import file_bytes
+from kvoffload.layout.partial import RowShape
+from kvoffload.testing.ranged_load_tests import RangedLoadTests
 from kvoffload.testing.tier_tests import TierTests
 from kvoffload.tiers.base import Tier
 from kvoffload.tiers.fs.options import DirectIo, Durability, FsTierConfig
 from kvoffload.tiers.fs.tier import FsTier, WallClock
 
 
-class FsTierTests(TierTests):
+class FsTierTests(TierTests, RangedLoadTests):
     """Makes fs tiers, each in a directory of its own."""
 
     options: ClassVar[dict[str, Any]] = {}
     seeds = range(4)
+    range_seeds = range(4)
 
     @pytest.fixture(autouse=True)
     def _directory(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
         self.numbers = itertools.count()
 
-    def _open(self, root: Path, **more: Any) -> FsTier:
+    def _open(self, root: Path, shapes: Sequence[RowShape] = (), **more: Any) -> FsTier:
         options = {"threads": 4, "min_free_bytes": 0, "max_pending_jobs": 40, "negative_ttl_s": 0.05}
         config = FsTierConfig(root_dir=str(root), **{**options, **self.options, **more})
-        return FsTier(
-            config, make_namespace(), self.payload_bytes, clock=MonotonicClock(), wall_clock=WallClock()
-        )
+        rows = shapes or self.payload_bytes
+        return FsTier(config, make_namespace(), rows, clock=MonotonicClock(), wall_clock=WallClock())
 
     def make(self) -> Tier:
         return self._open(self.tmp_path / str(next(self.numbers)))
@@ -46,6 +49,12 @@ class FsTierTests(TierTests):
     def reopen(self, tier: Tier) -> Tier | None:
         assert isinstance(tier, FsTier)
         return self._open(Path(tier._around.place.root))
+
+    def make_shaped(self, shapes: Sequence[RowShape], beside: Tier | None = None) -> Tier:
+        if beside is None:
+            return self._open(self.tmp_path / str(next(self.numbers)), shapes)
+        assert isinstance(beside, FsTier)
+        return self._open(Path(beside._around.place.root), shapes)
 
 
 class TestFsTier(FsTierTests):

@@ -159,7 +159,9 @@ def _file_values(check: ChunkCheck) -> dict[str, object]:
             "header_namespace": header.identity.namespace_digest.hex(),
             "header_layout": f"{header.identity.layout_family} v{header.identity.layout_version}",
             "header_key": header.key.hex(),
+            "format_version": header.version,
             "payload_bytes": header.payload_bytes,
+            "piece_bytes": header.piece_bytes,
             "payload_checksum": header.payload_checksum.hex(),
             "created_s": seconds_of(header.created_ns),
         }
@@ -180,6 +182,7 @@ def _print_chunk(place: Path, values: dict[str, object], check: ChunkCheck) -> N
     }
     if check.header is not None:
         shown_values["payload_bytes"] = size_text(check.header.payload_bytes)
+        shown_values["piece_bytes"] = size_text(check.header.piece_bytes)
         shown_values["created_s"] = time_text(check.header.created_ns)
     say(f"{'chunk':<18}{place}")
     for name, value in shown_values.items():

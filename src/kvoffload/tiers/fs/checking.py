@@ -12,17 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import xxhash
-
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.layout.chunk_format import (
     HEADER_BYTES,
     ChunkHeader,
     ChunkIdentity,
     Damage,
+    PieceSums,
     check_header,
     decode_header,
     file_bytes,
+    header_bytes,
+    told_header_bytes,
 )
 from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
@@ -59,7 +60,7 @@ def check_chunk(
         disk: The disk.
         path: Where it is.
         expected: What it must be.
-        buffer: For its bytes, HEADER_BYTES or more; mutated.
+        buffer: For its bytes, MAX_HEADER_BYTES or more; mutated.
         will_read: Told before so many bytes are read; may wait.
 
     Raises:
@@ -76,16 +77,27 @@ def check_chunk(
         if not is_plain_file(found):
             return None
         will_read(min(HEADER_BYTES, found.st_size))
-        header = decode_header(buffer[: disk.read_into(fd, [buffer[:HEADER_BYTES]])])
+        header = _read_header(disk, fd, buffer, will_read)
         if not isinstance(header, ChunkHeader):
             return ChunkCheck(found, header, None)
         damage = _check_place(header, expected)
-        if damage is None and found.st_size != file_bytes(header.payload_bytes):
+        if damage is None and found.st_size != file_bytes(header.payload_bytes, header.piece_bytes):
             damage = Damage.LENGTH
         return ChunkCheck(found, damage or _check_payload(disk, fd, header, buffer, will_read), header)
     finally:
         with suppress(OSError):
             disk.close(fd)
+
+
+def _read_header(
+    disk: DiskIO, fd: int, buffer: memoryview, will_read: Callable[[int], None]
+) -> ChunkHeader | Damage:
+    done = disk.read_into(fd, [buffer[:HEADER_BYTES]])
+    length = told_header_bytes(buffer[:done])
+    if done == HEADER_BYTES < length:
+        will_read(length - done)
+        done += disk.read_into(fd, [buffer[done:length]], done)
+    return decode_header(buffer[:done])
 
 
 def _check_place(header: ChunkHeader, expected: Expected) -> Damage | None:
@@ -100,14 +112,16 @@ def _check_place(header: ChunkHeader, expected: Expected) -> Damage | None:
 def _check_payload(
     disk: DiskIO, fd: int, header: ChunkHeader, buffer: memoryview, will_read: Callable[[int], None]
 ) -> Damage | None:
-    # Piece by piece, which `chunk_format.checksum` does not offer: a chunk may be larger than this machine's memory.
-    state = xxhash.xxh3_128()
+    # In parts: a chunk may be larger than this machine's memory.
+    sums = PieceSums(header.piece_bytes)
+    begin = header_bytes(header.payload_bytes, header.piece_bytes)
     done = 0
     while done < header.payload_bytes:
-        piece = buffer[: min(len(buffer), header.payload_bytes - done)]
-        will_read(len(piece))
-        if disk.read_into(fd, [piece], HEADER_BYTES + done) < len(piece):
+        part = buffer[: min(len(buffer), header.payload_bytes - done)]
+        will_read(len(part))
+        if disk.read_into(fd, [part], begin + done) < len(part):
             return Damage.LENGTH
-        state.update(piece)
-        done += len(piece)
-    return None if state.digest() == header.payload_checksum else Damage.PAYLOAD_CHECKSUM
+        sums.update(part)
+        done += len(part)
+    is_right = not done or sums.checksums() == header.checksums
+    return None if is_right else Damage.PAYLOAD_CHECKSUM

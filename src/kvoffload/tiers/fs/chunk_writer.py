@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from kvoffload.layout.chunk_format import HEADER_BYTES, ChunkHeader, checksum, encode_header
+from kvoffload.layout.chunk_format import encode_header, header_for
 from kvoffload.tiers.fs.counters import Counters
 from kvoffload.tiers.fs.directory import DIRECTORY_BYTES, GONE
 from kvoffload.tiers.fs.disk import DiskIO
@@ -22,7 +22,7 @@ from kvoffload.tiers.fs.finder import ChunkFinder, Presence
 from kvoffload.tiers.fs.namespace_file import write_namespace
 from kvoffload.tiers.fs.options import Durability
 from kvoffload.tiers.fs.place import ChunkFile, StorePlace
-from kvoffload.tiers.fs.reader import HeaderPages
+from kvoffload.tiers.fs.scratch import Scratch
 from kvoffload.tiers.fs.solid import check_leaf
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -88,7 +88,7 @@ class ChunkWriter:
         self._counters = counters
         self._durability = durability
         self._flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if direct else 0)
-        self._local = HeaderPages()
+        self._scratch = Scratch()
         self._known_leaves: set[str] = set()
         """Directories that were there a while ago, and no links (65,536 at most)."""
 
@@ -157,16 +157,13 @@ class ChunkWriter:
         self._disk.close(fd)
 
     def _write(self, fd: int, chunk: ChunkFile, row: memoryview, created_ns: int) -> None:
-        page = self._local.page
-        header = ChunkHeader(
-            self._place.identity,
-            chunk.key,
-            chunk.payload_bytes,
-            checksum(row[: chunk.payload_bytes]),
-            created_ns,
+        form = chunk.form
+        area = self._scratch.header(form.header_bytes)
+        payload = row[: form.payload_bytes]
+        encode_header(
+            header_for(self._place.identity, chunk.key, payload, created_ns, form.piece_bytes), area
         )
-        encode_header(header, page)
-        buffers = [page, row[: chunk.file_bytes - HEADER_BYTES]]
+        buffers = [area, row[: form.padded_bytes]]
         try:
             self._disk.write_from(fd, buffers)
         except OSError as error:

@@ -60,6 +60,6 @@ class ChunkFinder:
         is_unusable = self._place.bad_files.has(chunk.key, found) or self._place.is_from_before(
             found.st_mtime_ns
         )
-        if found.st_size != chunk.file_bytes or is_unusable:
+        if not chunk.form.has_length(found.st_size) or is_unusable:
             return Found(Presence.ABSENT, found.st_size)
         return Found(Presence.PRESENT, found.st_size, found.st_mtime_ns)

@@ -139,7 +139,8 @@ class Operations:
             if self._is_void(part):
                 outcome = Outcome.MISSING
             outcomes[entry.key] = outcome
-            moved += chunk.payload_bytes if outcome is Outcome.DONE else 0
+            moved += end.moved_bytes if outcome is Outcome.DONE else 0
+        self._around.counters.add("read_bytes", self._reader.take_read_bytes())
         gone.update(key for key, outcome in outcomes.items() if outcome in (Outcome.MISSING, Outcome.CORRUPT))
         self._index.set_absent(sorted(gone))
         if not self._is_void(part):
@@ -203,6 +204,9 @@ class Operations:
                 outcomes[entry.key] = Outcome.DONE
             elif found.presence is Presence.BLOCKED:
                 self._around.counters.add("foreign_entries")
+            elif chunk.form.is_partial:
+                # This engine's row holds a part of the chunk: under a valid checksum the rest would be wrong for ever.
+                self._around.counters.add("rejected_partial_rows")
             else:
                 wanted.append(_Wanted(position, chunk, entry.buffer, found))
         return wanted

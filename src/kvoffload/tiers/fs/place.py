@@ -12,8 +12,9 @@ from typing import NamedTuple
 from kvoffload.keys.file_mapper import FileMapper
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey, group_index_of
-from kvoffload.layout.chunk_format import file_bytes
+from kvoffload.layout.partial import RowShape
 from kvoffload.tiers.fs.namespace_file import identity_of
+from kvoffload.tiers.fs.parts import ChunkForm, form_of
 from kvoffload.tiers.fs.writer import WriterId
 
 _MAX_BAD_FILES = 10_000
@@ -49,12 +50,21 @@ class BadFiles:
 
 
 class ChunkFile(NamedTuple):
-    """Where one chunk is and how long it must be: worked out once per chunk and job."""
+    """Where one chunk is and how it must lie there: worked out once per chunk and job."""
 
     key: OffloadKey
     path: str
-    payload_bytes: int
-    file_bytes: int
+    form: ChunkForm
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of its payload."""
+        return self.form.payload_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of its file."""
+        return self.form.file_bytes
 
 
 class StorePlace:
@@ -63,14 +73,14 @@ class StorePlace:
     Args:
         root: The directory that is shared, absolute.
         namespace: The engine's.
-        payload_bytes: Bytes of a chunk, for every group id; 0 for those that the engine does not offload.
+        rows: Bytes of a chunk, or the shape of its row, for every group id; 0 bytes for those that the engine does not
+            offload.
         writer: This process.
     """
 
     def __init__(
-        self, root: str, namespace: Namespace, payload_bytes: Sequence[int], writer: WriterId
+        self, root: str, namespace: Namespace, rows: Sequence[int | RowShape], writer: WriterId
     ) -> None:
-        assert any(payload_bytes), "a store needs at least one group"
         self.root = root
         self.namespace = namespace
         self.writer = writer
@@ -80,19 +90,13 @@ class StorePlace:
         self.bad_files = BadFiles()
         self.kept_since_ns = 0
         """Of a tier that only reads: when it was reset, since the epoch. What is older stays on the disk."""
-        self._payload_bytes = tuple(payload_bytes)
-        self._file_bytes = tuple(map(file_bytes, payload_bytes))
+        self._forms = tuple(map(form_of, rows))
+        assert any(form.payload_bytes for form in self._forms), "a store needs at least one group"
         self._temp_numbers = itertools.count(1)
 
     def chunk_file(self, key: OffloadKey) -> ChunkFile:
         """Where a chunk is and how long it must be."""
-        group = group_index_of(key)
-        return ChunkFile(
-            key,
-            f"{self.root}/{self.mapper.name_of(key)}",
-            self._payload_bytes[group],
-            self._file_bytes[group],
-        )
+        return ChunkFile(key, f"{self.root}/{self.mapper.name_of(key)}", self._forms[group_index_of(key)])
 
     def path_of(self, key: OffloadKey) -> str:
         """The path of a chunk."""
@@ -100,23 +104,25 @@ class StorePlace:
 
     def payload_bytes_of(self, key: OffloadKey) -> int:
         """Bytes of a chunk's payload."""
-        return self._payload_bytes[group_index_of(key)]
+        return self._forms[group_index_of(key)].payload_bytes
 
     def file_bytes_of(self, key: OffloadKey) -> int:
         """Bytes of a chunk's file."""
-        return self._file_bytes[group_index_of(key)]
+        return self._forms[group_index_of(key)].file_bytes
+
+    def has_length(self, key: OffloadKey, size_bytes: int) -> bool:
+        """Whether a file of this length can be the chunk's: also one of the version before pieces."""
+        return self._forms[group_index_of(key)].has_length(size_bytes)
 
     @property
     def smallest_file_bytes(self) -> int:
         """Bytes of the smallest chunk's file."""
-        return min(
-            size for size, payload in zip(self._file_bytes, self._payload_bytes, strict=True) if payload
-        )
+        return min(form.file_bytes for form in self._forms if form.payload_bytes)
 
     def has_group_of(self, key: OffloadKey) -> bool:
         """Whether the engine has the group of a key (a file may carry any)."""
         group = group_index_of(key)
-        return group < len(self._payload_bytes) and self._payload_bytes[group] > 0
+        return group < len(self._forms) and self._forms[group].payload_bytes > 0
 
     def is_from_before(self, used_ns: int) -> bool:
         """Whether a file that was used last at this time is older than the reset: without reading it, so a miss at once.

@@ -20,6 +20,7 @@ from kvoffload.clock import Clock, MonotonicClock
 from kvoffload.config.units import format_bytes
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.layout.partial import RowShape
 from kvoffload.policies.base import EvictionPolicy
 from kvoffload.policies.factory import EVICTION_POLICIES
 from kvoffload.tiers.base import StoredChunk, Tier, TierContext, TierJob, TierReport, TierStats
@@ -82,7 +83,7 @@ class FsTier(Tier):
     Args:
         config: Options.
         namespace: What the engine's bytes mean.
-        payload_bytes: Bytes of a chunk, for every group.
+        rows: Bytes of a chunk, or the shape of its row, for every group.
         clock: For intervals.
         wall_clock: For times on the disk, in seconds since the epoch.
         disk: The disk; tests inject faults here.
@@ -99,7 +100,7 @@ class FsTier(Tier):
         self,
         config: FsTierConfig,
         namespace: Namespace,
-        payload_bytes: Sequence[int],
+        rows: Sequence[int | RowShape],
         *,
         clock: Clock,
         wall_clock: Clock,
@@ -112,7 +113,7 @@ class FsTier(Tier):
         disk = disk or DiskIO()
         # The root may be a link. It is resolved once, so that all that follows is about one directory.
         root = os.path.realpath(os.path.expanduser(config.root_dir))  # noqa: PTH111
-        place = StorePlace(root, namespace, payload_bytes, self._new_writer())
+        place = StorePlace(root, namespace, rows, self._new_writer())
         self._direct = open_directory(disk, place, config)
         self._around = Surroundings(disk, place, Counters(), clock, wall_clock)
         self._epoch = Epoch()
@@ -126,9 +127,8 @@ class FsTier(Tier):
     @classmethod
     def open(cls, options: FsTierConfig, context: TierContext) -> FsTier:
         """See Tier."""
-        tier = cls(
-            options, context.namespace, context.row_bytes, clock=MonotonicClock(), wall_clock=WallClock()
-        )
+        rows = context.row_shapes()
+        tier = cls(options, context.namespace, rows, clock=MonotonicClock(), wall_clock=WallClock())
         tier._other_namespaces = count_siblings(tier._around.disk, tier._around.place)
         return tier
 

@@ -162,7 +162,7 @@ class Walker:
             self._hand_over(number, shards, is_whole=walk.errors == errors)
 
     def _is_usable(self, key: OffloadKey, file: FoundFile) -> bool:
-        if not self._place.has_group_of(key) or file.size_bytes != self._place.file_bytes_of(key):
+        if not self._place.has_group_of(key) or not self._place.has_length(key, file.size_bytes):
             return False
         if self._place.is_from_before(file.mtime_ns):
             return False
