@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from kvoffload.config.options import MAX_WAIT_S, OffloadingOptions
+from kvoffload.config.pages import HeadOrder
 from kvoffload.errors import ConfigError
 
 T = TypeVar("T")
@@ -139,6 +140,10 @@ def _check_ranges(options: OffloadingOptions) -> None:
     if options.load_policy not in LOAD_POLICIES:
         raise ConfigError(
             f"{WHERE}: load_policy={options.load_policy!r} is not known; valid: {', '.join(LOAD_POLICIES)}"
+        )
+    if options.canonical_order not in HeadOrder.__members__:
+        raise ConfigError(
+            f"{WHERE}: canonical_order={options.canonical_order!r} is not known; valid: {', '.join(HeadOrder.__members__)}"
         )
     if not 0 <= options.drain_timeout_s <= MAX_WAIT_S:
         raise ConfigError(
