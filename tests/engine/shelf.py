@@ -284,7 +284,15 @@ class Subject:
 class FsSubject(Subject):
     """An engine with two directories below the host: a large one, and (where it can be made) a disk that is full."""
 
-    def __init__(self, shelf: Shelf, folder: Path, *, canonical: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        folder: Path,
+        *,
+        canonical: bool = False,
+        options: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         self.root = folder / "store"
         self.small_disk = SmallDisk(folder / "small", "8m")
         tiers = [{"type": "fs", "root_dir": str(self.root), "max_bytes": "1GiB", "min_free_bytes": 0}]
@@ -300,6 +308,7 @@ class FsSubject(Subject):
             # What is loaded shall not depend on how fast this machine is today.
             "load_policy": "always",
             "canonical_layout": canonical,
+            **(options or {}),
         }
         super().__init__(shelf, folder, options=options, **settings)
 
@@ -364,6 +373,8 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         kind="deepseek",
         model="deepseek",
         blocks=160,
+        # A prompt ends as many small chunks at once, and what waits for a tier may take an eighth of the host.
+        options={"cpu_bytes_to_use": "256MiB"},
         connector={
             "kv_connector": "ConnectorForDecodes",
             "kv_connector_module_path": "connector_for_decodes",
