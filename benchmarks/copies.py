@@ -1,8 +1,8 @@
 """How fast are copies between device pages and host rows, on a CPU engine? GB/s of one worker thread.
 
 Ours: `CPUCopier` with one layout after the other. Peer: the same copier and as many bytes in the direct layout. Limit: one
-`np.copyto` of as many bytes between the same two pieces of memory. All three take turns in every round. Two ranks
-at once are two processes on one region; their peer and limit are two processes, too.
+`np.copyto` of as many bytes between the same two pieces of memory. All three take turns in every round. Several ranks
+at once are as many processes on one region; their peer and limit are as many processes, too.
 
     python benchmarks/copies.py [--json] [--quick]
 
@@ -36,6 +36,8 @@ OURS, DIRECT, LIMIT = "kvoffload CPUCopier", "direct layout", "np.copyto"
 LAYERS, PER_CHUNK, ROUNDS, REPEATS = 32, 8, 7, 3
 HND = AttentionPage(8, (256, 256), 16)
 NHD = AttentionPage(8, (256, 256), 16, HeadOrder.NHD)
+KEPT = AttentionPage(8, (256, 256), 16, HeadOrder.NHD, canonical_order=HeadOrder.NHD)
+"""Tokens outside on both sides (`canonical_order`): nothing is transcoded."""
 MLA = LatentPage((1152,), 16)
 
 
@@ -66,9 +68,14 @@ CASES = (
         for tp in (2, 4, 8)
         for page in (HND, NHD)
     ),
+    Case("TP1 NHD kept", KEPT),
+    Case("TP2 NHD kept", KEPT, 2, ranks=(1,)),
+    Case("TP4 NHD kept", KEPT, 4, ranks=(3,)),
     Case("MLA TP1", MLA),
     Case("MLA replicated TP4", MLA, 4),
     Case("TP2 HND both ranks", HND, 2, ranks=(0, 1)),
+    Case("TP4 HND all ranks", HND, 4, ranks=(0, 1, 2, 3)),
+    Case("TP8 HND all ranks", HND, 8, ranks=tuple(range(8))),
     Case("TP2 NHD both ranks", NHD, 2, ranks=(0, 1)),
     Case("MLA TP2 both ranks", MLA, 2, ranks=(0, 1)),
 )

@@ -11,6 +11,7 @@ from expect import SAME_COMPUTATION, SAME_MATHS, assert_equal_outputs, distance
 from faulty_spec import Fault
 from kinds import on
 from shelf import FsSubject, Subject
+from stored_files import payload_of
 from tiny_models import prompts_of, random_tokens
 
 from kvoffload.layout.chunk_format import (
@@ -173,13 +174,24 @@ def test_concurrent_prompts_are_stored_and_loaded(subject: FsSubject) -> None:
         assert counted[expected] > 0
 
 
-@on("gemma3-canonical")
+def _of_the_first_layer(subject: FsSubject) -> dict[str, bytes]:
+    """What is stored of the layer that no all-reduce has come before; two layers of equal pages make a group, or one does."""
+    layers = 1 if subject.kind.startswith("qwen3-next") else 2
+    found = {
+        path.name: payload_of(path).tobytes() for path in subject.chunk_files() if path.stem.endswith("_g0")
+    }
+    return {name: content[: len(content) // layers] for name, content in found.items()}
+
+
+@on("gemma3-canonical", "lfm2-canonical", "qwen3-next-canonical")
 def test_what_one_tensor_parallel_size_has_stored_another_one_loads(subject: FsSubject) -> None:
     groups, prompts = _groups(subject), PROMPTS[:2]
+    stored = {}
     # There and back, so that the engine ends as the kind that it is.
     for stores, loads in ((1, 2), (2, 1)):
         assert subject.tp == stores
         subject.engine.generate(prompts)
+        stored[stores] = _of_the_first_layer(subject)
         subject.restart(tp=loads)
         with subject.counting() as counted:
             found = subject.engine.generate(prompts)
@@ -187,8 +199,11 @@ def test_what_one_tensor_parallel_size_has_stored_another_one_loads(subject: FsS
         assert counted["kvoffload_stored_chunks"] == 0
         assert [output.cached_tokens for output in found] == [BOUNDARY] * len(prompts)
         gaps = [distance(ours, theirs) for ours, theirs in zip(found, subject.cold(prompts), strict=True)]
-        assert max(gaps) <= SAME_MATHS, gaps
+        print("GAPS", subject.kind, loads, gaps, flush=True)
+        assert max(gaps) <= max(SAME_MATHS, subject.cold_tolerance), gaps
         subject.clear()
+    assert stored[1], "nothing to compare"
+    assert stored[1] == stored[2], "the same bytes from one rank as from two"
 
 
 @on("gemma3-faults", "lfm2-faults")

@@ -229,10 +229,44 @@ def test_groups_that_are_not_proven_are_refused(
     assert all(word in text for word in words), text
 
 
-def test_a_canonical_layout_of_states_is_refused_and_one_of_windows_is_portable(tmp_path: Path) -> None:
+def test_the_canonical_layout_of_windows_is_portable_and_that_of_an_unknown_state_is_not(
+    tmp_path: Path,
+) -> None:
     engine = _engine(tmp_path, options={"canonical_layout": True})
-    assert "canonical_layout" in _refusal(engine, _cache(FULL, STATE), ConfigError)
     assert build_offloading_config(engine, _cache(FULL, WINDOW)).parallel.is_parallelism_agnostic
+    # The configuration of this model does not say what its states are made of.
+    config = build_offloading_config(engine, _cache(FULL, STATE))
+    assert not config.parallel.is_parallelism_agnostic
+    assert "opaque pages" in config.groups[1].page_signature
+
+
+def test_a_latent_model_is_kept_once_under_any_tensor_parallel_size(tmp_path: Path) -> None:
+    latent = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+    configs = [
+        build_offloading_config(
+            _engine(
+                tmp_path,
+                block_size=16,
+                use_mla=True,
+                device_type="cuda",
+                tensor_parallel_size=tp,
+                world_size=tp,
+            ),
+            _cache(latent),
+        )
+        for tp in (1, 2, 4, 8)
+    ]
+    assert all(config.replicated_layout and config.canonical_layout for config in configs)
+    assert len({namespace_of(config).digest for config in configs}) == 1
+    specs = [OffloadingSpecFactory.create(config) for config in configs]
+    plans = {
+        (spec.region_spec.plan.groups[0].rows, spec.region_spec.plan.groups[0].row_stride_bytes)
+        for spec in specs
+    }
+    assert len(plans) == 1, "the same budget holds the same number of chunks"
+    # Over two nodes no memory is shared, and a plain model has a part of its own on every rank.
+    plain = _engine(tmp_path, tensor_parallel_size=2, world_size=2)
+    assert not build_offloading_config(plain, _cache(FULL)).replicated_layout
 
 
 def test_large_chunks_of_windows_are_refused(tmp_path: Path) -> None:

@@ -142,6 +142,39 @@ def make_qwen3_next(root: Path) -> TinyModel:
     return TinyModel(str(path), tokens_per_block=256, dtype="bfloat16", layers=4)
 
 
+def make_deepseek(root: Path) -> TinyModel:
+    """Multi-head latent attention: one latent per token, the same on every tensor-parallel rank."""
+    import torch
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    torch.manual_seed(25)
+    layers = 4
+    config = DeepseekV2Config(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        head_dim=64,
+        first_k_dense_replace=layers,
+        n_routed_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=128,
+        vocab_size=VOCAB,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=False,
+        initializer_range=0.08,
+    )
+    path = root / "tiny-deepseek"
+    DeepseekV2ForCausalLM(config).to(torch.float32).save_pretrained(path)
+    return TinyModel(str(path), tokens_per_block=16, dtype="float32", layers=layers)
+
+
 def _add_to_config(path: Path, **fields: object) -> None:
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
@@ -152,6 +185,7 @@ MAKERS: dict[str, Callable[[Path], TinyModel]] = {
     "gemma3": make_gemma3,
     "lfm2": make_lfm2,
     "qwen3-next": make_qwen3_next,
+    "deepseek": make_deepseek,
 }
 
 

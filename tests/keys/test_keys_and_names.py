@@ -14,7 +14,7 @@ from kvoffload.errors import KvError
 from kvoffload.keys.file_mapper import SUFFIX, FileMapper
 from kvoffload.keys.fingerprint import namespace_of
 from kvoffload.keys.offload_key import block_hash_of, group_index_of, group_suffix, make_offload_key
-from kvoffload.testing.configs import example_config
+from kvoffload.testing.configs import example_config, example_group
 
 hashes = st.binary(min_size=4, max_size=32)
 groups = st.integers(0, 2**32 - 1)
@@ -140,7 +140,7 @@ def test_fifty_thousand_chunks_crowd_no_directory() -> None:
 
 
 def test_two_namespaces_never_share_a_name() -> None:
-    other = FileMapper(namespace_of(example_config(replicated_layout=True)))
+    other = FileMapper(namespace_of(example_config(groups=(example_group(7),))))
     key = make_offload_key(b"hash", 0)
     assert other.name_of(key) != MAPPER.name_of(key)
     with pytest.raises(KvError):

@@ -32,7 +32,11 @@ GARBAGE = 0xA5
 
 powers = st.sampled_from((1, 2, 4))
 ways = st.fixed_dictionaries(
-    {"order": st.sampled_from(HeadOrder), "arrangement": st.sampled_from(Arrangement)}
+    {
+        "order": st.sampled_from(HeadOrder),
+        "arrangement": st.sampled_from(Arrangement),
+        "canonical_order": st.sampled_from(HeadOrder),
+    }
 )
 
 

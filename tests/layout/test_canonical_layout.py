@@ -172,12 +172,13 @@ def test_other_heads_parts_tokens_layers_or_blocks_are_another_meaning() -> None
         group_of(replace(page, parts=(256,)), sizes),
         group_of(replace(page, block_tokens=32), sizes),
         group_of(replace(page, extras=(4,)), sizes),
+        group_of(replace(page, canonical_order=HeadOrder.NHD), sizes),
         group_of(LatentPage((256,), 16), sizes),
         group_of(page, sizes, count=5),
         group_of(page, sizes, per_chunk=3),
         group_of(OpaquePage(4 * 256 * 16), sizes),
     ]
-    assert len({layout.signature() for layout in [group_of(page, sizes), *others]}) == 9
+    assert len({layout.signature() for layout in [group_of(page, sizes), *others]}) == 10
 
 
 def test_an_opaque_layer_keeps_every_ranks_bytes_apart_and_its_chunk_is_not_portable() -> None:

@@ -88,6 +88,9 @@ class OffloadingOptions:
     """Store the prompt's chunks and not the answer's: the next turn often drops or rewrites the answer
     (reasoning, templates), so that its chunks would be written and never read."""
     canonical_layout: bool = False
+    canonical_order: str = "HND"
+    """Whether heads or tokens lie outside in the canonical layout's chunks: HND gives every tensor-parallel rank one range
+    of a layer; NHD saves engines whose cache has that order the transcoding. Engines that share chunks must agree."""
     self_describing_kv_events: bool = False
     secondary_tiers: tuple[TierOptions, ...] = ()
     """Tiers below host memory, the fastest first (they need spec_name TieringOffloadingSpec)."""

@@ -48,6 +48,8 @@ class AttentionPage:
     """Whether context parallelism, where there is any, spreads the tokens of this layer over ranks."""
     canonical_tokens: int = 0
     """Tokens of a canonical page; 0: all tokens of a block, all ranks together."""
+    canonical_order: HeadOrder = HeadOrder.HND
+    """Which of heads and tokens lies outside in the canonical page. Unlike `order` it does change the canonical bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from kvoffload.config.options import MAX_SHARE, MAX_WAIT_S, OffloadingOptions
+from kvoffload.config.pages import HeadOrder
 from kvoffload.errors import ConfigError
 
 T = TypeVar("T")
@@ -143,6 +144,10 @@ def _check_ranges(options: OffloadingOptions) -> None:
     for name in ("max_pinned_share", "max_high_priority_share"):
         if not 0 <= getattr(options, name) <= MAX_SHARE:
             raise ConfigError(f"{WHERE}: {name}={getattr(options, name)} must be 0 to {MAX_SHARE}")
+    if options.canonical_order not in HeadOrder.__members__:
+        raise ConfigError(
+            f"{WHERE}: canonical_order={options.canonical_order!r} is not known; valid: {', '.join(HeadOrder.__members__)}"
+        )
     if not 0 <= options.drain_timeout_s <= MAX_WAIT_S:
         raise ConfigError(
             f"{WHERE}: drain_timeout_s={options.drain_timeout_s} must be 0 to {MAX_WAIT_S:.0f} seconds"

@@ -105,7 +105,9 @@ class OffloadingConfig:
     """Unique to one engine, distinct for every data-parallel rank, equal in all of its processes."""
     enable_kv_cache_events: bool
     replicated_layout: bool
+    """Whether one copy of a chunk serves all ranks because all of them hold the same bytes; its rows are canonical ones."""
     canonical_layout: bool
+    """Whether chunks are kept as they would be without parallelism: asked for, or because the layout is replicated."""
     options: OffloadingOptions
     spec_options: object
     """Options of an out-of-tree spec, parsed by itself (a frozen dataclass), or None."""

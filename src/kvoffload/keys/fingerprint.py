@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvoffload.config.schema import OffloadingConfig
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the rules below: a change of what is digested, or how, raises it."""
 
 _DIGEST_CHARS = 16
@@ -76,7 +76,6 @@ def namespace_of(config: OffloadingConfig) -> Namespace:
         "layout_version": config.layout.format_version,
         "engine_layout": config.layout.engine_layout,
         "engine_family": config.layout.engine_family,
-        "replicated_layout": config.replicated_layout,
     }
     if not parallel.is_parallelism_agnostic:
         fields["parallel"] = {

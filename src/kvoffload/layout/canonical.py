@@ -16,7 +16,15 @@ from itertools import accumulate
 
 import numpy as np
 
-from kvoffload.config.pages import AttentionPage, LatentPage, LayerFacts, LayerPage, OpaquePage, StatePage
+from kvoffload.config.pages import (
+    AttentionPage,
+    HeadOrder,
+    LatentPage,
+    LayerFacts,
+    LayerPage,
+    OpaquePage,
+    StatePage,
+)
 from kvoffload.layout.certify import Certified, SeenTensor, Uncertified, certify, kept_as
 from kvoffload.layout.geometry import ParallelSizes, places
 from kvoffload.layout.mapping import CanonicalPageMapping, block_tokens_of, map_page
@@ -207,7 +215,7 @@ def page_signature(page: LayerPage, sizes: ParallelSizes, blocks: int) -> str:
         case AttentionPage() | LatentPage():
             block = block_tokens_of(page, sizes)
             tokens = page.canonical_tokens or block
-            heads = f"{page.kv_heads} heads" if isinstance(page, AttentionPage) else "latent"
+            heads = _heads_text(page) if isinstance(page, AttentionPage) else "latent"
             parts, extras = ("+".join(map(str, each)) for each in (page.parts, page.extras))
             pages = f"{blocks * block // tokens} pages of {tokens} tokens"
             return f"{heads} of {parts} bytes, {pages}" + (f", extra {extras} bytes" if extras else "")
@@ -216,6 +224,11 @@ def page_signature(page: LayerPage, sizes: ParallelSizes, blocks: int) -> str:
             return f"{blocks} states of {tensors}"
         case OpaquePage():
             return f"{blocks} opaque pages of {page.page_bytes} bytes"
+
+
+def _heads_text(page: AttentionPage) -> str:
+    outside = " inside of tokens" if page.canonical_order is HeadOrder.NHD else ""
+    return f"{page.kv_heads} heads{outside}"
 
 
 def in_model_order(names: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
     attention, `canonical_tokens` P tokens, H heads of the model:
 
         canonical page:  [ head 0: token 0 [K|V], … token P-1 [K|V] | head 1 … | head H-1 | extra 0: P tokens | … ]
+        if NHD is asked:  [ token 0: head 0 [K|V], … head H-1 [K|V] | token 1 … | token P-1 | extra 0: P tokens | … ]
 
 The heads of a tensor-parallel rank are one range of it, and so are all its bytes of a block if no context parallelism
 spreads the tokens. A block of several canonical pages is a row of them. A recurrent state's canonical page is the
@@ -138,14 +139,21 @@ class _AttentionMapper:
             start = before if packed else before * count * self.kernel_tokens
             inside = page.order is HeadOrder.NHD
             token_step, head_step = (count * step, step) if inside else (step, self.kernel_tokens * step)
-            head = Dim(count, head_step, self.page_tokens * self.content)
-            place = self.heads.start * head.canonical_stride + before
-            yield self._run((start, place), part, (token_step, self.content), (head,), writers)
+            canonical_token_step, canonical_head_step = self._canonical_steps()
+            head = Dim(count, head_step, canonical_head_step)
+            place = self.heads.start * canonical_head_step + before
+            yield self._run((start, place), part, (token_step, canonical_token_step), (head,), writers)
         writers = _turns(self.sizes, self.place, 1, token_sharded=page.token_sharded)
         for before, extra in zip(_offsets(page.extras), page.extras, strict=True):
             start = self.kernel_tokens * (count * self.content + before)
             place = self.page_tokens * (page.kv_heads * self.content + before)
             yield self._run((start, place), extra, (extra, extra), (), writers)
+
+    def _canonical_steps(self) -> tuple[int, int]:
+        """From one token to the next, and from one head to the next, in a canonical page."""
+        if self.page.canonical_order is HeadOrder.NHD:
+            return self.page.kv_heads * self.content, self.content
+        return self.content, self.page_tokens * self.content
 
     def _run(
         self,

@@ -77,7 +77,10 @@ def _canonical_block(
     cuts = np.cumsum([page.kv_heads * content, *(extra // granule for extra in page.extras)]) * tokens
     heads, *buffers, nothing = np.split(numbers, cuts, axis=1)
     assert not nothing.size, (page, nothing.shape)
-    by_page = heads.reshape(-1, page.kv_heads, tokens, content)
+    if page.canonical_order is HeadOrder.NHD:
+        by_page = heads.reshape(-1, tokens, page.kv_heads, content).transpose(0, 2, 1, 3)
+    else:
+        by_page = heads.reshape(-1, page.kv_heads, tokens, content)
     return by_page.swapaxes(0, 1).reshape(page.kv_heads, block, content), [
         buffer.reshape(block, -1) for buffer in buffers
     ]

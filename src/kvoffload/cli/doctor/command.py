@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,6 +24,14 @@ def doctor(
     fs_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Cap that the fs tier shall get (its max_bytes).")
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Also say which layers of this model (config.json or its directory) canonical_layout can share.",
+        ),
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size of the engine, for --model.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Check this machine before an engine starts: what was found, whether it will do, and how to mend it.
@@ -46,5 +55,7 @@ def doctor(
         fs_bytes=(cap if isinstance(cap, int) else None)
         if fs_bytes is None
         else parse_bytes(fs_bytes, "--fs-bytes"),
+        model=model,
+        tp=tp,
     )
     raise typer.Exit(0 if examine(wishes, as_json=as_json) else 1)

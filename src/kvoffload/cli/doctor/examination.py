@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from kvoffload.cli.doctor.check import Check, Verdict, guarded
 from kvoffload.cli.doctor.machine import Machine, check_machine
+from kvoffload.cli.doctor.model import check_model
 from kvoffload.cli.doctor.software import check_software
 from kvoffload.cli.doctor.storage import StorageOptions, check_storage
 from kvoffload.cli.store.output import print_json, shown
@@ -28,6 +30,8 @@ class Wishes:
     fs_path: str | None = None
     cpu_bytes: int | None = None
     fs_bytes: int | None = None
+    model: Path | None = None
+    tp: int = 1
 
 
 def examine(wishes: Wishes, *, as_json: bool) -> bool:
@@ -60,6 +64,9 @@ def all_checks(wishes: Wishes) -> Iterator[Check]:
         yield from guarded(
             "directory", lambda: check_storage(path, StorageOptions(cap_bytes=wishes.fs_bytes))
         )
+    if wishes.model is not None:
+        model = wishes.model
+        yield from guarded("model", lambda: check_model(model, wishes.tp))
 
 
 def _print(checks: list[Check]) -> None:

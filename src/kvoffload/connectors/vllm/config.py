@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload.config.options import OffloadingOptions
+from kvoffload.config.pages import AttentionPage, HeadOrder
 from kvoffload.config.parse import WHERE
 from kvoffload.config.schema import (
     LayoutIdentity,
@@ -35,6 +36,7 @@ from kvoffload.connectors.vllm.identity import is_certain, model_revision
 from kvoffload.errors import ConfigError, UnsupportedModelError
 from kvoffload.layout import canonical, direct
 from kvoffload.layout.layouts import canonical_identity, sizes_of
+from kvoffload.layout.replicated import HostMemory, replicated_fault
 from kvoffload.spec.factory import OffloadingSpecFactory
 
 _LOCAL_FORMATS = frozenset(
@@ -71,9 +73,12 @@ def build_offloading_config(vllm_config: Any, kv_cache_config: Any) -> Offloadin
     _refuse_unsupported(vllm_config, kv_cache_config)
     groups = group_configs(vllm_config, kv_cache_config)
     cache = _cache(vllm_config, kv_cache_config, options, groups)
+    replicated = _is_replicated(groups, options, vllm_config.parallel_config)
+    # One copy of bytes that all ranks hold is the canonical layout of such a model: it costs nothing more.
+    is_canonical = options.canonical_layout or replicated
     portable = False
-    if options.canonical_layout:
-        _refuse_canonical_states(groups)
+    if is_canonical:
+        groups = _with_canonical_order(groups, HeadOrder[options.canonical_order])
         groups, portable = _as_canonical(groups, cache.blocks_per_chunk, vllm_config.parallel_config)
     events = vllm_config.kv_events_config
     return OffloadingConfig(
@@ -81,13 +86,11 @@ def build_offloading_config(vllm_config: Any, kv_cache_config: Any) -> Offloadin
         model=_model(vllm_config, kv_cache_config, options),
         cache=cache,
         parallel=_parallel(vllm_config.parallel_config, portable=portable),
-        layout=_layout(
-            vllm_config, kv_cache_config, is_canonical=options.canonical_layout, portable=portable
-        ),
+        layout=_layout(vllm_config, kv_cache_config, is_canonical=is_canonical, portable=portable),
         engine_id=transfer.engine_id,
         enable_kv_cache_events=events is not None and events.enable_kv_cache_events,
-        replicated_layout=False,
-        canonical_layout=options.canonical_layout,
+        replicated_layout=replicated,
+        canonical_layout=is_canonical,
         options=options,
         spec_options=spec_options,
     )
@@ -119,13 +122,38 @@ def _layout(vllm_config: Any, kv_cache_config: Any, *, is_canonical: bool, porta
     )
 
 
-def _refuse_canonical_states(groups: tuple[OffloadingGroupConfig, ...]) -> None:
-    """Their pages are known (`layers`), but no engine has shown yet that another parallel layout goes on from them."""
-    if any(group.is_state for group in groups):
-        raise ConfigError(
-            f"{WHERE}: canonical_layout is not available for models with recurrent states in this version; leave it out (chunks "
-            "are then read under the same parallel layout only)"
+def _is_replicated(
+    groups: tuple[OffloadingGroupConfig, ...], options: OffloadingOptions, parallel: Any
+) -> bool:
+    """Whether all ranks hold the same bytes (a latent model), so that one copy serves all of them, with TP 1 as with TP 8."""
+    pages = [layer.page for group in groups for layer in group.layers]
+    memory = HostMemory(
+        # The workers of a node map one region on every platform.
+        platform_shares=True,
+        has_secondary_tiers=bool(options.secondary_tiers),
+        nodes=parallel.nnodes,
+    )
+    known = [page for page in pages if page is not None]
+    sizes = sizes_of(_parallel(parallel, portable=False))
+    return len(known) == len(pages) and replicated_fault(known, sizes, memory) is None
+
+
+def _with_canonical_order(
+    groups: tuple[OffloadingGroupConfig, ...], order: HeadOrder
+) -> tuple[OffloadingGroupConfig, ...]:
+    """The same groups, to be kept with heads or with tokens outside."""
+    return tuple(
+        dataclasses.replace(
+            group,
+            layers=tuple(
+                dataclasses.replace(layer, page=dataclasses.replace(layer.page, canonical_order=order))
+                if isinstance(layer.page, AttentionPage)
+                else layer
+                for layer in group.layers
+            ),
         )
+        for group in groups
+    )
 
 
 def _as_canonical(
