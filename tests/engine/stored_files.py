@@ -3,33 +3,60 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from kvoffload.layout.chunk_format import HEADER_BYTES, ChunkHeader, checksum, decode_header, encode_header
+from kvoffload.layout.chunk_format import (
+    ChunkHeader,
+    decode_header,
+    encode_header,
+    header_bytes,
+    piece_checksums,
+)
 
 
 def payload_of(path: Path) -> np.ndarray:
-    """The bytes of a chunk."""
+    """The bytes of a chunk: shape (payload_bytes,), uint8."""
     content = path.read_bytes()
-    return np.frombuffer(content, np.uint8)[HEADER_BYTES : HEADER_BYTES + _header_of(content).payload_bytes]
+    header, begin = _header_of(content)
+    return np.frombuffer(content, np.uint8)[begin : begin + header.payload_bytes]
 
 
 def turn_signs(path: Path) -> None:
-    """Damage it: the signs of all numbers turned, under a valid checksum."""
+    """Damage it: the signs of all numbers turned."""
+
+    def turn(payload: np.ndarray) -> None:
+        payload[1::2] ^= 0x80
+
+    _rewrite(path, turn)
+
+
+def swap_halves_of_all_blocks(path: Path, layers: int) -> None:
+    """What a reader with another idea of the heads would get: valid numbers, the wrong heads."""
+
+    def swap(payload: np.ndarray) -> None:
+        blocks = payload.reshape(layers, 2, -1)
+        blocks[:] = blocks[:, ::-1].copy()
+
+    _rewrite(path, swap)
+
+
+def _rewrite(path: Path, change: Callable[[np.ndarray], None]) -> None:
+    """Change the payload in place, under valid checksums."""
     content = bytearray(path.read_bytes())
-    header = _header_of(content)
-    payload = np.frombuffer(content, np.uint8)[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
-    payload[1::2] ^= 0x80
+    header, begin = _header_of(content)
+    payload = np.frombuffer(content, np.uint8)[begin : begin + header.payload_bytes]
+    change(payload)
     encode_header(
-        dataclasses.replace(header, payload_checksum=checksum(payload.tobytes())),
-        memoryview(content)[:HEADER_BYTES],
+        dataclasses.replace(header, checksums=piece_checksums(payload.tobytes(), header.piece_bytes)),
+        memoryview(content)[:begin],
     )
     path.write_bytes(content)
 
 
-def _header_of(content: bytes | bytearray) -> ChunkHeader:
-    header = decode_header(content[:HEADER_BYTES])
+def _header_of(content: bytes | bytearray) -> tuple[ChunkHeader, int]:
+    header = decode_header(content)
     assert isinstance(header, ChunkHeader)
-    return header
+    return header, header_bytes(header.payload_bytes, header.piece_bytes)

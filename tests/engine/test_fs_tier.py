@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
 from expect import DAMAGED, SAME_MATHS, assert_equal_outputs, distance
 from kinds import on
 from shelf import FsSubject
+from stored_files import swap_halves_of_all_blocks
 from tiny_models import full_chunk_tokens, prompts_of
-
-from kvoffload.layout.chunk_format import (
-    ChunkHeader,
-    decode_header,
-    encode_header,
-    header_bytes,
-    piece_checksums,
-)
 
 PROMPTS = prompts_of(seed=1, number=6, tokens=1100)
 """Together they need more blocks than the device has, and fewer chunks than the host."""
@@ -34,22 +24,6 @@ def _series(verb: str, outcome: str, tier: str = "fs") -> str:
 
 def _chunks(subject: FsSubject) -> int:
     return full_chunk_tokens(PROMPTS, subject.tokens_per_chunk) // subject.tokens_per_chunk
-
-
-def _swap_halves_of_all_blocks(path: Path, layers: int) -> None:
-    """What a reader with another idea of the heads would get: valid numbers, valid checksums, the wrong heads."""
-    content = bytearray(path.read_bytes())
-    header = decode_header(content)
-    assert isinstance(header, ChunkHeader)
-    begin = header_bytes(header.payload_bytes, header.piece_bytes)
-    payload = np.frombuffer(content, np.uint8)[begin : begin + header.payload_bytes]
-    blocks = payload.reshape(layers, 2, -1)
-    blocks[:] = blocks[:, ::-1].copy()
-    encode_header(
-        dataclasses.replace(header, checksums=piece_checksums(payload.tobytes(), header.piece_bytes)),
-        memoryview(content)[:begin],
-    )
-    path.write_bytes(content)
 
 
 def _store(subject: FsSubject) -> None:
@@ -96,7 +70,7 @@ def test_what_one_tensor_parallel_size_has_stored_is_loaded_under_another(subjec
 def test_negative_control_heads_in_the_wrong_order_change_the_output(subject: FsSubject) -> None:
     _store(subject)
     for path in subject.chunk_files():
-        _swap_halves_of_all_blocks(path, subject.model.layers)
+        swap_halves_of_all_blocks(path, subject.model.layers)
     subject.restart()
     found = subject.engine.generate(PROMPTS)
     assert all(output.cached_tokens > 0 for output in found)

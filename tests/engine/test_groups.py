@@ -5,22 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import numpy as np
 import pytest
 from expect import SAME_COMPUTATION, SAME_MATHS, assert_equal_outputs, distance
 from faulty_spec import Fault
 from kinds import on
 from shelf import FsSubject, Subject
-from stored_files import payload_of
+from stored_files import payload_of, turn_signs
 from tiny_models import prompts_of, random_tokens
-
-from kvoffload.layout.chunk_format import (
-    ChunkHeader,
-    decode_header,
-    encode_header,
-    header_bytes,
-    piece_checksums,
-)
 
 PROMPTS = prompts_of(seed=5, number=5, tokens=1100)
 BOUNDARY = 1024
@@ -94,21 +85,6 @@ def test_evicted_prompts_come_back_and_so_they_do_after_a_restart(subject: FsSub
     assert_equal_outputs(found, warm, subject.warm_tolerance)
 
 
-def _damage(path: Path) -> None:
-    """The signs of all numbers turned, under a valid checksum."""
-    content = bytearray(path.read_bytes())
-    header = decode_header(content)
-    assert isinstance(header, ChunkHeader)
-    begin = header_bytes(header.payload_bytes, header.piece_bytes)
-    payload = np.frombuffer(content, np.uint8)[begin : begin + header.payload_bytes]
-    payload[1::2] ^= 0x80
-    encode_header(
-        dataclasses.replace(header, checksums=piece_checksums(payload.tobytes(), header.piece_bytes)),
-        memoryview(content)[:begin],
-    )
-    path.write_bytes(content)
-
-
 @on(*MODELS)
 def test_negative_control_damage_in_any_single_group_changes_the_output(subject: FsSubject) -> None:
     groups = 1 + _groups(subject).windows + _groups(subject).states
@@ -124,7 +100,7 @@ def test_negative_control_damage_in_any_single_group_changes_the_output(subject:
         # The last prompt is left as it is.
         assert bool(of_group) == (index < groups)
         for path in of_group:
-            _damage(path)
+            turn_signs(path)
     subject.restart()
     found = subject.engine.generate(prompts)
     assert [output.cached_tokens for output in found] == [BOUNDARY] * len(prompts)
