@@ -9,8 +9,9 @@ from typing import Any
 from kvoffload.clock import ManualClock
 from kvoffload.keys.offload_key import OffloadKey, make_offload_key
 from kvoffload.manager.host_tier import HostTier
-from kvoffload.manager.manager import Below, ManagerConfig, OffloadManager
+from kvoffload.manager.manager import OffloadManager
 from kvoffload.manager.request import GroupGeometry, RequestInfo
+from kvoffload.manager.settings import Below, ManagerConfig
 from kvoffload.manager.step import ScheduledRequest, StepInput
 from kvoffload.messages import CopyJob, JobOutcome, StepMessage, WorkerReport
 from kvoffload.metrics.catalog import Metric

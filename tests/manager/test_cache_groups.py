@@ -14,8 +14,8 @@ from scripted_tier import ScriptedTier
 from kvoffload.config.options import LaneOptions
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.lane import TierLane
-from kvoffload.manager.manager import Below
 from kvoffload.manager.request import GroupGeometry
+from kvoffload.manager.settings import Below
 from kvoffload.manager.staging import LoadPolicy, StagingConfig
 from kvoffload.manager.step import ScheduledRequest
 from kvoffload.messages import NO_SLOT, CopyJob

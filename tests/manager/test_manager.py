@@ -18,8 +18,8 @@ from scripted_tier import ScriptedTier
 
 from kvoffload.config.options import LaneOptions
 from kvoffload.manager.lane import TierLane
-from kvoffload.manager.manager import Below
 from kvoffload.manager.request import GroupGeometry
+from kvoffload.manager.settings import Below
 from kvoffload.manager.staging import LoadPolicy, StagingConfig
 from kvoffload.messages import NO_SLOT, JobOutcome, WorkerReport
 from kvoffload.metrics import catalog as m

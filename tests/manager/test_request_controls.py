@@ -12,8 +12,8 @@ from scripted_tier import ScriptedTier
 from kvoffload.config.options import LaneOptions
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.lane import TierLane
-from kvoffload.manager.manager import Below
 from kvoffload.manager.retention import Shares
+from kvoffload.manager.settings import Below
 from kvoffload.manager.staging import LoadPolicy, StagingConfig
 from kvoffload.manager.wishes import NO_WISHES, Priority, Stay, Wishes
 from kvoffload.metrics import catalog as m

@@ -137,17 +137,13 @@ def _check_ranges(options: OffloadingOptions) -> None:
         raise ConfigError(
             f"{WHERE}: store_threshold={options.store_threshold} must not be negative; 0 stores always"
         )
-    if options.load_policy not in LOAD_POLICIES:
-        raise ConfigError(
-            f"{WHERE}: load_policy={options.load_policy!r} is not known; valid: {', '.join(LOAD_POLICIES)}"
-        )
+    for name, valid in (("load_policy", LOAD_POLICIES), ("canonical_order", tuple(HeadOrder.__members__))):
+        value = getattr(options, name)
+        if value not in valid:
+            raise ConfigError(f"{WHERE}: {name}={value!r} is not known; valid: {', '.join(valid)}")
     for name in ("max_pinned_share", "max_high_priority_share"):
         if not 0 <= getattr(options, name) <= MAX_SHARE:
             raise ConfigError(f"{WHERE}: {name}={getattr(options, name)} must be 0 to {MAX_SHARE}")
-    if options.canonical_order not in HeadOrder.__members__:
-        raise ConfigError(
-            f"{WHERE}: canonical_order={options.canonical_order!r} is not known; valid: {', '.join(HeadOrder.__members__)}"
-        )
     if not 0 <= options.drain_timeout_s <= MAX_WAIT_S:
         raise ConfigError(
             f"{WHERE}: drain_timeout_s={options.drain_timeout_s} must be 0 to {MAX_WAIT_S:.0f} seconds"

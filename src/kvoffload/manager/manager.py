@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from kvoffload.clock import Clock
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.completion import Completion
 from kvoffload.manager.estimates import PrefillMeter
 from kvoffload.manager.host_tier import HostTier
-from kvoffload.manager.lane import TierLane
 from kvoffload.manager.load_plan import chunk_range, plan_load
 from kvoffload.manager.matching import Matching
-from kvoffload.manager.request import GroupGeometry, GroupState, RequestInfo, RequestState
-from kvoffload.manager.staging import Staging, StagingConfig
+from kvoffload.manager.request import GroupState, RequestInfo, RequestState
+from kvoffload.manager.settings import Below, ManagerConfig
+from kvoffload.manager.staging import Staging
 from kvoffload.manager.step import ScheduledRequest, StepInput
 from kvoffload.manager.storing import Storing
 from kvoffload.manager.waiting import Waiting
@@ -35,34 +34,6 @@ from kvoffload.transfer.ledger import ChunkMove, Job, Ledger
 from kvoffload.types import BlockId, Direction, RequestId
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ManagerConfig:
-    """What the manager must know of the engine and of the user's wishes."""
-
-    groups: tuple[GroupGeometry, ...]
-    world_size: int
-    offload_prompt_only: bool
-    wait_for_loads: bool
-    """Two requests that want the same chunk share one load: right where the device has a prefix cache."""
-    pending_timeout_s: float
-    transfer_timeout_s: float
-    null_block_id: int = 0
-    """The engine's block that stands for "no block"."""
-    boundary_unit_tokens: int = 1
-    """Where the engine's own hits end, beside the edges of the groups here: a load ends there, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Below:
-    """The tiers below the host."""
-
-    lanes: tuple[TierLane, ...] = ()
-    """The fastest first."""
-    config: StagingConfig = field(default_factory=StagingConfig)
-    row_bytes: tuple[int, ...] = ()
-    """Per group, the bytes of a row that a load moves: by them loads are sized, and their time is reckoned."""
 
 
 class OffloadManager:

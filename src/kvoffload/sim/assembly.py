@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from kvoffload.config.options import LaneOptions
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.lane import TierLane
-from kvoffload.manager.manager import Below, ManagerConfig, OffloadManager
+from kvoffload.manager.manager import OffloadManager
 from kvoffload.manager.request import GroupGeometry
+from kvoffload.manager.settings import Below, ManagerConfig
 from kvoffload.manager.staging import LoadPolicy, StagingConfig
 from kvoffload.metrics.recorder import Recorder
 from kvoffload.policies.admission import TouchFilter

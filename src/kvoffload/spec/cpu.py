@@ -16,9 +16,10 @@ from kvoffload.layout.canonical import CanonicalLayout, seen_fault, with_seen_or
 from kvoffload.layout.certify import SeenTensor
 from kvoffload.layout.layouts import GroupLayout, certification_report, layouts_of
 from kvoffload.manager.host_tier import HostTier
-from kvoffload.manager.manager import Below, ManagerConfig, OffloadManager
+from kvoffload.manager.manager import OffloadManager
 from kvoffload.manager.request import GroupGeometry
 from kvoffload.manager.retention import Shares
+from kvoffload.manager.settings import Below, ManagerConfig
 from kvoffload.memory.plan import plan_region
 from kvoffload.memory.region_spec import RegionSpec
 from kvoffload.memory.shared_region import SharedOffloadRegion

@@ -14,7 +14,8 @@ from kvoffload.errors import ConfigError
 from kvoffload.keys.fingerprint import namespace_of
 from kvoffload.layout.partial import RowShape, row_shape
 from kvoffload.manager.lane import TierLane
-from kvoffload.manager.manager import Below, OffloadManager
+from kvoffload.manager.manager import OffloadManager
+from kvoffload.manager.settings import Below
 from kvoffload.manager.staging import LoadPolicy, StagingConfig
 from kvoffload.memory.shared_region import SharedOffloadRegion
 from kvoffload.metrics.recorder import Recorder
