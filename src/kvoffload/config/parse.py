@@ -110,6 +110,7 @@ def parse_options(
     """
     rest = {key: value for key, value in raw.items() if key != _SPEC_OPTIONS_KEY}
     options = parse_dataclass(OffloadingOptions, rest, WHERE)
+    _check_choices(options)
     _check_ranges(options)
     own = raw.get(_SPEC_OPTIONS_KEY)
     if spec_options_type is None:
@@ -121,6 +122,13 @@ def parse_options(
     if own is not None and not isinstance(own, Mapping):
         raise ConfigError(f"{WHERE}: spec_options: {own!r} is not a mapping")
     return options, parse_dataclass(spec_options_type, own or {}, f"{WHERE}: spec_options")
+
+
+def _check_choices(options: OffloadingOptions) -> None:
+    for name, valid in (("load_policy", LOAD_POLICIES), ("canonical_order", tuple(HeadOrder.__members__))):
+        value = getattr(options, name)
+        if value not in valid:
+            raise ConfigError(f"{WHERE}: {name}={value!r} is not known; valid: {', '.join(valid)}")
 
 
 def _check_ranges(options: OffloadingOptions) -> None:
@@ -137,10 +145,6 @@ def _check_ranges(options: OffloadingOptions) -> None:
         raise ConfigError(
             f"{WHERE}: store_threshold={options.store_threshold} must not be negative; 0 stores always"
         )
-    for name, valid in (("load_policy", LOAD_POLICIES), ("canonical_order", tuple(HeadOrder.__members__))):
-        value = getattr(options, name)
-        if value not in valid:
-            raise ConfigError(f"{WHERE}: {name}={value!r} is not known; valid: {', '.join(valid)}")
     for name in ("max_pinned_share", "max_high_priority_share"):
         if not 0 <= getattr(options, name) <= MAX_SHARE:
             raise ConfigError(f"{WHERE}: {name}={getattr(options, name)} must be 0 to {MAX_SHARE}")
