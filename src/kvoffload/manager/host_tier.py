@@ -185,8 +185,7 @@ class HostTier:
         Returns:
             The decision; every key in `stored` must be committed or aborted once.
         """
-        ready, writing = self._ready, self._writing
-        new = [key for key in keys if key not in ready and key not in writing]
+        new = self._missing(keys)
         if len(new) < len(keys):
             self.touch(keys)
         else:
@@ -204,8 +203,7 @@ class HostTier:
 
     def reserve(self, keys: Sequence[OffloadKey], protected: Collection[OffloadKey] = ()) -> PreparedStore:
         """Slots for chunks that come from another tier: as `prepare_store`, but nothing is left out by admission."""
-        ready, writing = self._ready, self._writing
-        new = [key for key in keys if key not in ready and key not in writing]
+        new = self._missing(keys)
         self._policy.chain(keys)
         self._policy.expect(new)
         evicted = self._make_room(len(new), protected)
@@ -218,15 +216,15 @@ class HostTier:
         Returns:
             The keys that were published.
         """
-        ready, writing = self._ready, self._writing
-        published = []
-        for key, slot in pairs:
-            if writing.get(key) == slot:
-                del writing[key]
-                ready[key] = slot
-                published.append(key)
-            else:
-                self._free.append(slot)
+        writing = self._writing
+        pairs = list(pairs)
+        own = [pair for pair in pairs if writing.get(pair[0]) == pair[1]]
+        if len(own) < len(pairs):
+            self._free.extend([slot for key, slot in pairs if writing.get(key) != slot])
+        published = [key for key, _ in own]
+        for key in published:
+            del writing[key]
+        self._ready.update(own)
         self._policy.insert(reversed(published))
         return published
 
@@ -290,6 +288,11 @@ class HostTier:
         assert all(0 < count <= self._pins[slot] for slot, count in self._loading.items()), self._loading
         assert len(self._policy) == len(self._ready), (len(self._policy), len(self._ready))
 
+    def _missing(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
+        ready, writing = self._ready, self._writing
+        new = [key for key in keys if key not in ready]
+        return [key for key in new if key not in writing] if writing else new
+
     def _take_slots(self, keys: Sequence[OffloadKey]) -> tuple[tuple[OffloadKey, SlotId], ...]:
         taken = min(len(keys), len(self._free))
         if not taken:
@@ -305,8 +308,10 @@ class HostTier:
         if missing <= 0:
             return ()
         ready, pins = self._ready, self._pins
-        victims = self._policy.evict(missing, lambda key: ready[key] in pins or key in protected)
-        self._free.extend([ready.pop(key) for key in victims])
+        # Mostly nothing is pinned; then the question is answered without a call into Python for each key.
+        is_kept = (lambda key: ready[key] in pins or key in protected) if pins else protected.__contains__
+        victims = self._policy.evict(missing, is_kept)
+        self._free.extend(map(ready.pop, victims))
         return victims
 
     def _release(self, slots: Iterable[int]) -> None:
