@@ -82,6 +82,10 @@ class OffloadingOptions:
     """Store a chunk only when it was offered this often (2: on second touch). Below 2: always."""
     max_tracker_size: int = 64_000
     """How many keys the admission filter remembers."""
+    store_min_prompt_tokens: int = 0
+    """Store nothing of prompts that are shorter: computing them is quick."""
+    store_max_tokens: int | None = None
+    """Store at most so many tokens from the start of a request: one long document shall not flush the tier."""
     offload_prompt_only: bool = True
     """Store the prompt's chunks and not the answer's: the next turn often drops or rewrites the answer
     (reasoning, templates), so that its chunks would be written and never read."""

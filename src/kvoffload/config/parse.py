@@ -128,14 +128,15 @@ def _check_ranges(options: OffloadingOptions) -> None:
             f"{WHERE}: block_size={options.block_size} and blocks_per_chunk={options.blocks_per_chunk} exclude each "
             "other; give one of them"
         )
-    for name in ("block_size", "blocks_per_chunk", "max_tracker_size"):
+    for name in ("block_size", "blocks_per_chunk", "max_tracker_size", "store_max_tokens"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"{WHERE}: {name}={value} must be at least 1")
-    if options.store_threshold < 0:
-        raise ConfigError(
-            f"{WHERE}: store_threshold={options.store_threshold} must not be negative; 0 stores always"
-        )
+    for name in ("store_threshold", "store_min_prompt_tokens"):
+        if getattr(options, name) < 0:
+            raise ConfigError(
+                f"{WHERE}: {name}={getattr(options, name)} must not be negative; 0 stores always"
+            )
     if options.load_policy not in LOAD_POLICIES:
         raise ConfigError(
             f"{WHERE}: load_policy={options.load_policy!r} is not known; valid: {', '.join(LOAD_POLICIES)}"

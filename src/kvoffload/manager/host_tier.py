@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.policies.admission import TouchFilter
+from kvoffload.policies.admission import Admission
 from kvoffload.policies.base import EvictionPolicy
 from kvoffload.types import LookupResult, SlotId
 
@@ -43,7 +43,7 @@ class HostTier:
         admission: Decides which new keys may be stored.
     """
 
-    def __init__(self, num_slots: int, policy: EvictionPolicy, admission: TouchFilter) -> None:
+    def __init__(self, num_slots: int, policy: EvictionPolicy, admission: Admission) -> None:
         self.num_slots = num_slots
         self._policy = policy
         self._admission = admission

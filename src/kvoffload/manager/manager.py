@@ -29,6 +29,7 @@ from kvoffload.manager.storing import Storing
 from kvoffload.messages import CopyJob, StepMessage, WorkerReport
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
+from kvoffload.policies.admission import AllOf, PromptOnly, SizeLimit
 from kvoffload.transfer.ledger import ChunkMove, Job, Ledger
 from kvoffload.types import BlockId, Direction, RequestId
 
@@ -50,6 +51,8 @@ class ManagerConfig:
     transfer_timeout_s: float
     null_block_id: int = 0
     """The engine's block that stands for "no block"."""
+    size_limit: SizeLimit = field(default_factory=SizeLimit)
+    """How much of a request may be stored, by its length."""
     boundary_unit_tokens: int = 1
     """Where the engine's own hits end, beside the edges of the groups here: a load ends there, too."""
 
@@ -91,9 +94,10 @@ class OffloadManager:
         self._clock = clock
         self._requests: dict[RequestId, RequestState] = {}
         self._ledger = Ledger(config.world_size)
-        self._storing = Storing(
-            self._tiers, recorder, prompt_only=config.offload_prompt_only, null_block_id=config.null_block_id
+        admission = (
+            AllOf([PromptOnly(), config.size_limit]) if config.offload_prompt_only else config.size_limit
         )
+        self._storing = Storing(self._tiers, recorder, admission, null_block_id=config.null_block_id)
         below = below or Below()
         self._prefill = PrefillMeter()
         self._matching = Matching(

@@ -10,6 +10,7 @@ from kvoffload.manager.store_plan import plan_store, storable_chunks, storable_t
 from kvoffload.messages import GroupCopies
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
+from kvoffload.policies.admission import Admission
 from kvoffload.transfer.ledger import ChunkMove
 
 
@@ -19,16 +20,16 @@ class Storing:
     Args:
         tiers: The host tier of each group.
         recorder: Where it counts.
-        prompt_only: Store nothing of the answers.
+        admission: How much of a request may be stored at all.
         null_block_id: The engine's block that stands for "no block".
     """
 
     def __init__(
-        self, tiers: Sequence[HostTier], recorder: Recorder, *, prompt_only: bool, null_block_id: int
+        self, tiers: Sequence[HostTier], recorder: Recorder, admission: Admission, *, null_block_id: int
     ) -> None:
         self._tiers = tiers
         self._recorder = recorder
-        self._prompt_only = prompt_only
+        self._admission = admission
         self._null_block_id = null_block_id
 
     def offer(self, state: RequestState, written_tokens: int) -> tuple[list[ChunkMove], list[GroupCopies]]:
@@ -45,7 +46,7 @@ class Storing:
         parts: list[GroupCopies] = []
         if state.predates_reset:
             return moves, parts
-        tokens = storable_tokens(state.info, written_tokens, prompt_only=self._prompt_only)
+        tokens = storable_tokens(state.info, written_tokens, self._admission)
         for index, group in enumerate(state.groups):
             taken = self._offer_group(index, group, tokens)
             if taken:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.host_tier import PreparedStore
+from kvoffload.policies.admission import SizeLimit
 from kvoffload.sim.replay.options import ReplayOptions
 from kvoffload.sim.replay.shelf import Shelf
 from kvoffload.sim.traces.base import TraceRequest
@@ -49,6 +50,7 @@ class Replay:
         thresholds = (options.store_threshold, *[0] * len(options.tiers))
         self._options = options
         self._block_tokens = block_tokens
+        self._size_limit = SizeLimit(options.store_min_prompt_tokens, options.store_max_tokens)
         self._shelves = [
             Shelf(spec, options.policy, chunk_bytes, threshold)
             for spec, threshold in zip(options.tiers, thresholds, strict=False)
@@ -142,6 +144,11 @@ class Replay:
     def _store(self, request: TraceRequest, now_s: float) -> None:
         """The host has it at once (copies run beside the next prefill), the tiers below when it is written."""
         keys = request.keys
+        most = self._size_limit.max_tokens(request.input_tokens)
+        if most is not None and most < request.input_tokens:
+            kept = most // self._block_tokens
+            self._shelves[0].counts.not_stored += len(keys) - kept
+            keys = keys[:kept]
         own = set(keys)
         host, *below = self._shelves
         host.publish(host.take(keys, own))
