@@ -142,6 +142,33 @@ def make_qwen3_next(root: Path) -> TinyModel:
     return TinyModel(str(path), tokens_per_block=256, dtype="bfloat16", layers=4)
 
 
+def make_deepseek(root: Path) -> TinyModel:
+    """Latent attention (MLA), dense layers only."""
+    import torch
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    torch.manual_seed(25)
+    config = DeepseekV2Config(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        first_k_dense_replace=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        vocab_size=VOCAB,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=0.08,
+    )
+    path = root / "tiny-deepseek"
+    DeepseekV2ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    return TinyModel(str(path), tokens_per_block=16, dtype="bfloat16", layers=3)
+
+
 def _add_to_config(path: Path, **fields: object) -> None:
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
@@ -152,6 +179,7 @@ MAKERS: dict[str, Callable[[Path], TinyModel]] = {
     "gemma3": make_gemma3,
     "lfm2": make_lfm2,
     "qwen3-next": make_qwen3_next,
+    "deepseek": make_deepseek,
 }
 
 
