@@ -23,6 +23,7 @@ from kvoffload.manager.lane import TierLane
 from kvoffload.manager.load_plan import chunk_range, plan_load
 from kvoffload.manager.matching import Matching
 from kvoffload.manager.request import GroupGeometry, GroupState, RequestInfo, RequestState
+from kvoffload.manager.size_watch import SizeWatch
 from kvoffload.manager.staging import Staging, StagingConfig
 from kvoffload.manager.step import ScheduledRequest, StepInput
 from kvoffload.manager.storing import Storing
@@ -94,10 +95,11 @@ class OffloadManager:
         self._clock = clock
         self._requests: dict[RequestId, RequestState] = {}
         self._ledger = Ledger(config.world_size)
-        admission = (
-            AllOf([PromptOnly(), config.size_limit]) if config.offload_prompt_only else config.size_limit
+        limits = (config.size_limit, PromptOnly()) if config.offload_prompt_only else (config.size_limit,)
+        watch = SizeWatch(config.groups, self._tiers, recorder)
+        self._storing = Storing(
+            self._tiers, recorder, AllOf(limits), watch, null_block_id=config.null_block_id
         )
-        self._storing = Storing(self._tiers, recorder, admission, null_block_id=config.null_block_id)
         below = below or Below()
         self._prefill = PrefillMeter()
         self._matching = Matching(
@@ -261,6 +263,7 @@ class OffloadManager:
         results = {"host": True, **self._staging.reset()}
         for tier in self._tiers:
             tier.clear()
+        self._storing.clear()
         for state in self._requests.values():
             state.follow_reset()
         self._recorder.count(m.RESETS)
@@ -310,9 +313,7 @@ class OffloadManager:
         if state is None or state.valid_tokens is None:
             return None
         job = self._plan_store(state, state.valid_tokens)
-        for group, tier in zip(state.groups, self._tiers, strict=True):
-            # One order for the whole prompt, however it came in pieces: its end goes first.
-            tier.touch(group.keys)
+        self._storing.retire(state)
         return job
 
     def _plan_store(self, state: RequestState, written_tokens: int) -> CopyJob | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.request import GroupState, RequestState
+from kvoffload.manager.size_watch import SizeWatch
 from kvoffload.manager.store_plan import plan_store, storable_chunks, storable_tokens
 from kvoffload.messages import GroupCopies
 from kvoffload.metrics import catalog as m
@@ -21,15 +22,23 @@ class Storing:
         tiers: The host tier of each group.
         recorder: Where it counts.
         admission: How much of a request may be stored at all.
+        watch: Learns what other sizes of the tiers would give.
         null_block_id: The engine's block that stands for "no block".
     """
 
     def __init__(
-        self, tiers: Sequence[HostTier], recorder: Recorder, admission: Admission, *, null_block_id: int
+        self,
+        tiers: Sequence[HostTier],
+        recorder: Recorder,
+        admission: Admission,
+        watch: SizeWatch,
+        *,
+        null_block_id: int,
     ) -> None:
         self._tiers = tiers
         self._recorder = recorder
         self._admission = admission
+        self._watch = watch
         self._null_block_id = null_block_id
 
     def offer(self, state: RequestState, written_tokens: int) -> tuple[list[ChunkMove], list[GroupCopies]]:
@@ -53,6 +62,18 @@ class Storing:
                 parts.append(plan_store(index, group, taken))
                 moves.extend(taken)
         return moves, parts
+
+    def retire(self, state: RequestState) -> None:
+        """The request is over, and what it has computed was offered."""
+        for group, tier in zip(state.groups, self._tiers, strict=True):
+            # One order for the whole prompt, however it came in pieces: its end goes first.
+            tier.touch(group.keys)
+        if state.valid_tokens is not None and not state.predates_reset:
+            self._watch.use(state, storable_tokens(state.info, state.valid_tokens, self._admission))
+
+    def clear(self) -> None:
+        """The tiers were cleared."""
+        self._watch.clear()
 
     def _offer_group(self, index: int, group: GroupState, tokens: int) -> list[ChunkMove]:
         chunks = storable_chunks(group, tokens, self._null_block_id)
