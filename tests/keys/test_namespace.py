@@ -79,6 +79,7 @@ NO_MEANING: dict[str, Change] = {
     "options.cpu_bytes_to_use": within("options", cpu_bytes_to_use=2**30),
     "options.eviction_policy": within("options", eviction_policy="arc"),
     "options.store_threshold": within("options", store_threshold=2),
+    "options.record_dir": within("options", record_dir="/var/tmp/traces"),
     "options.store_max_tokens": within("options", store_max_tokens=64),
     "options.offload_prompt_only": within("options", offload_prompt_only=False),
     "options.pending_timeout_s": within("options", pending_timeout_s=1.0),

@@ -104,6 +104,10 @@ class OffloadingOptions:
     are updated in place; must then change whenever they do."""
     hash_seed: str | None = None
     """Says that PYTHONHASHSEED is set on purpose: it must then have exactly this value in every engine."""
+    record_dir: str | None = None
+    """Write what requests ask for (hashes, no tokens) into a new file there, for `kvoffload simulate`."""
+    record_max_bytes: int = _size("256MiB")
+    """Such a file does not grow beyond."""
     join_timeout_s: float = 60.0
     """How long a worker waits for the others when they join the host region."""
     pending_timeout_s: float = 5.0

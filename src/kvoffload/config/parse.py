@@ -128,7 +128,13 @@ def _check_ranges(options: OffloadingOptions) -> None:
             f"{WHERE}: block_size={options.block_size} and blocks_per_chunk={options.blocks_per_chunk} exclude each "
             "other; give one of them"
         )
-    for name in ("block_size", "blocks_per_chunk", "max_tracker_size", "store_max_tokens"):
+    for name in (
+        "block_size",
+        "blocks_per_chunk",
+        "max_tracker_size",
+        "store_max_tokens",
+        "record_max_bytes",
+    ):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"{WHERE}: {name}={value} must be at least 1")

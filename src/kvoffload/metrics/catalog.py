@@ -86,6 +86,10 @@ PROMOTION_TIMEOUTS = _counter("promotion_timeouts", "Requests that waited for ti
 PROMOTION_SKIPPED_CHUNKS = _counter(
     "promotion_skipped_chunks", "Chunks not promoted because recomputing was measured to be faster"
 )
+RECORD_DROPPED_REQUESTS = _counter(
+    "record_dropped_requests",
+    "Requests that record_dir should have recorded and did not (file full, disk slow)",
+)
 ESTIMATED_HIT_RATIO = _gauge(
     "estimated_hit_ratio",
     "Share of recent prompts that LRU would have in a host tier of so many times the present size, device hits included",
