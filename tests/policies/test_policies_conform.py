@@ -10,6 +10,7 @@ from kvoffload.policies.factory import EVICTION_POLICIES
 from kvoffload.policies.gdsf import GDSFPolicy
 from kvoffload.policies.prefix import PrefixPolicy
 from kvoffload.policies.wtinylfu import FrequencySketch
+from kvoffload.sim.replay.counting import UnitCache
 from kvoffload.testing.policy_tests import PolicyTests, key
 from kvoffload.tiers.fs.options import FsTierConfig
 
@@ -167,6 +168,28 @@ def test_echo_goes_on_counting_where_an_evicted_key_stopped() -> None:
     policy.clear()
     policy.insert(keys(0, 1))
     assert list(policy.evict(1, nobody)) == keys(0)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("gdsf", False), ("echo", True)])
+def test_echo_learns_that_new_keys_do_not_come_back_and_keeps_those_that_did(name: str, kept: bool) -> None:
+    cache = UnitCache(EVICTION_POLICIES.resolve(name)(20))
+    cache.access(keys(1, 2, 3, 1, 2, 3))
+    for turn in range(60):
+        # The three return after so many others that with plain counts they have aged away.
+        hits = cache.access(keys(*range(100 * turn + 100, 100 * turn + 180), 1, 2, 3))[-3:]
+    assert hits == [kept] * 3
+
+
+def test_a_use_that_is_told_of_again_changes_the_order_and_no_count() -> None:
+    for name in ("lfu", "gdsf", "echo", "arc"):
+        policy = EVICTION_POLICIES.resolve(name)(4)
+        policy.insert(keys(0, 1))
+        for _ in range(3):
+            policy.renew(keys(0))
+        # Still used once, and now later than 1.
+        policy.insert(keys(2))
+        policy.touch(keys(2))
+        assert list(policy.evict(3, nobody)) == keys(1, 0, 2), name
 
 
 def test_a_sketch_counts_what_is_frequent_and_forgets_it_in_time() -> None:

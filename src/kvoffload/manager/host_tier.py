@@ -135,7 +135,7 @@ class HostTier:
                 self._free.append(slot)
 
     def prepare_load(self, keys: Sequence[OffloadKey]) -> list[SlotId | None]:
-        """Hold the chunks for a load and count them as used, the first one as the most recent.
+        """Hold the chunks for a load and take them for recent, the first one for the most recent.
 
         Returns:
             As `hold`; each slot must be given to `complete_load` once.
@@ -145,7 +145,7 @@ class HostTier:
         for slot in slots:
             if slot is not None:
                 loading[slot] = loading.get(slot, 0) + 1
-        self.touch(keys)
+        self.renew(keys)
         return slots
 
     def complete_load(self, slots: Sequence[SlotId]) -> None:
@@ -166,6 +166,12 @@ class HostTier:
         ready = self._ready
         self._policy.chain(keys)
         self._policy.touch([key for key in reversed(keys) if key in ready])
+
+    def renew(self, keys: Sequence[OffloadKey]) -> None:
+        """As `touch`, but the use is counted elsewhere: a request counts once, when its chunks are offered."""
+        ready = self._ready
+        self._policy.chain(keys)
+        self._policy.renew([key for key in reversed(keys) if key in ready])
 
     # -- stores --------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class Storing:
         """The request is over, and what it has computed was offered."""
         for group, tier in zip(state.groups, self._tiers, strict=True):
             # One order for the whole prompt, however it came in pieces: its end goes first.
-            tier.touch(group.keys)
+            tier.renew(group.keys)
         if state.valid_tokens is not None and not state.predates_reset:
             self._watch.use(state, storable_tokens(state.info, state.valid_tokens, self._admission))
 
