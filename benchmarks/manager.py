@@ -4,6 +4,9 @@ Ours: `HostTier` with LRU. Peer: the manager of the installed vLLM (`CPUOffloadi
 Limit: the same number of operations on a plain dict. All in one run, interleaved; keys come in batches of 64, as
 from a prompt of 64 chunks, through the verbs that the production code of each uses.
 
+Then whole requests through `OffloadManager` (arrival, match, load or store, end), half of them seen before. Ours: as it is,
+with the curve of other sizes (`manager/size_watch.py`); limit: without it.
+
     python benchmarks/manager.py [--json] [--quick]
 """
 
@@ -16,13 +19,22 @@ import time
 from collections.abc import Callable
 
 import common
-from kvoffload.keys.offload_key import OffloadKey, make_offload_key
+from kvoffload.clock import ManualClock
+from kvoffload.keys.offload_key import OffloadKey, block_hash_of, make_offload_key
 from kvoffload.manager.host_tier import HostTier
+from kvoffload.manager.manager import ManagerConfig, OffloadManager
+from kvoffload.manager.request import GroupGeometry, RequestInfo
+from kvoffload.manager.size_watch import SizeWatch
+from kvoffload.manager.step import ScheduledRequest, StepInput
+from kvoffload.messages import JobOutcome, StepMessage, WorkerReport
+from kvoffload.metrics.recorder import Recorder
 from kvoffload.policies.admission import TouchFilter
 from kvoffload.policies.lru import LRUPolicy
+from kvoffload.types import BlockId, RequestId
 
 BATCH = 64
 OURS, PEER, LIMIT = "kvoffload HostTier", "vLLM CPUOffloadingManager", "plain dict"
+WHOLE, CURVE, NO_CURVE = "whole requests", "kvoffload OffloadManager", "the same without the curve"
 CASES = ("store", "lookup", "load", "store with eviction")
 
 
@@ -119,6 +131,63 @@ def run_limit(resident: list[list[OffloadKey]], fresh: list[list[OffloadKey]]) -
     }
 
 
+class Requests:
+    """Drives a manager through requests of one chunk per block: each is computed in one step, or loaded."""
+
+    def __init__(self, slots: int, *, curve: bool) -> None:
+        self._tier = HostTier(slots, LRUPolicy(slots), TouchFilter(0, 1))
+        geometry = GroupGeometry(0, 16, 1, 16)
+        config = ManagerConfig(
+            (geometry,),
+            world_size=1,
+            offload_prompt_only=True,
+            wait_for_loads=True,
+            pending_timeout_s=5,
+            transfer_timeout_s=60,
+        )
+        recorder = Recorder()
+        self._manager = OffloadManager(config, [self._tier], recorder, ManualClock())
+        if not curve:
+            self._manager._storing._watch = SizeWatch([], [], recorder)  # noqa: SLF001 - it cannot be switched off
+        self._blocks = [BlockId(number) for number in range(1, BATCH + 1)]
+        self._count = 0
+
+    def one(self, hashes: list[bytes]) -> None:
+        """A request comes, and goes."""
+        manager, blocks, tokens = self._manager, self._blocks, 16 * len(hashes)
+        self._count += 1
+        req_id = RequestId(str(self._count))
+        manager.add_request(RequestInfo(req_id, tokens, hashes))
+        found = manager.match(req_id, 0) or 0
+        manager.allocated(req_id, [blocks], 0, found)
+        message = manager.step(
+            StepInput((ScheduledRequest(req_id, (blocks,), True, found, max(1, tokens - found)),))
+        )
+        self._report(message)
+        manager.finish_request(req_id, tokens)
+        self._report(manager.step(StepInput(finished=(req_id,))))
+
+    def _report(self, message: StepMessage) -> None:
+        jobs = (*message.loads, *message.stores)
+        if jobs:
+            self._manager.report(WorkerReport({job.job_id: JobOutcome(1) for job in jobs}))
+
+
+def run_requests(batches: list[list[bytes]]) -> dict[str, float]:
+    """Both in turn, request by request, because the machine's speed changes from one second to the next."""
+    slots = sum(map(len, batches)) // 2
+    contenders = {CURVE: Requests(slots, curve=True), NO_CURVE: Requests(slots, curve=False)}
+    twice = [batch for index in range(0, len(batches), 8) for batch in batches[index : index + 8] * 2]
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    for number, batch in enumerate(twice):
+        for name in (CURVE, NO_CURVE) if number % 2 else (NO_CURVE, CURVE):
+            started = time.perf_counter()
+            contenders[name].one(batch)
+            taken[name].append(time.perf_counter() - started)
+    # Without the slowest tenth, which others have caused.
+    return {name: sum(sorted(times)[: len(times) * 9 // 10]) * 1e6 for name, times in taken.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object a line, nothing else on stdout")
@@ -135,9 +204,13 @@ def main() -> None:
         peer = PEER
         runs[PEER] = lambda: run_peer(resident, fresh)
     values = common.interleave(5, runs)
-    common.emit(
-        [common.row(case, "µs/key", values, (OURS, peer, LIMIT)) for case in CASES], as_json=arguments.json
-    )
+    rows = [common.row(case, "µs/key", values, (OURS, peer, LIMIT)) for case in CASES]
+    hashes = [[block_hash_of(key) for key in batch] for batch in resident]
+    found = [run_requests(hashes) for _ in range(9)]
+    keys = 2 * count * 0.9
+    values = {name: {WHOLE: [times[name] / keys for times in found]} for name in (CURVE, NO_CURVE)}
+    rows.append(common.row(WHOLE, "µs/key", values, (CURVE, None, NO_CURVE)))
+    common.emit(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from kvoffload.cli.main import app
+from kvoffload.sim.replay import summary
 
 SAMPLE = str(Path(__file__).parent.parent / "sim" / "fixtures" / "mooncake_synthetic_160.jsonl")
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
@@ -95,3 +97,27 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
         result = run(*arguments)
         assert result.exit_code == 2, arguments
         assert len(result.output.strip().splitlines()) == 1, result.output
+
+
+def test_the_curve_of_a_long_trace_comes_from_a_sample_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = json.loads(run("simulate", SAMPLE, "--curve", "--json").stdout)["curve"]
+    monkeypatch.setattr(summary, "EXACT_ACCESSES", 1000)
+    monkeypatch.setattr(summary, "_SAMPLED_BLOCKS", 1000)
+    sampled = json.loads(run("simulate", SAMPLE, "--curve", "--json").stdout)["curve"]
+    assert sampled["miss_ratio"] is None
+    for right, ratio, error in zip(
+        exact["prefix_hit_ratio"], sampled["prefix_hit_ratio"], sampled["error"], strict=True
+    ):
+        assert 0 < abs(ratio - right) < 1.5 * error
+    assert " ± " in run("simulate", SAMPLE, "--curve").stdout
+
+
+def test_admission_is_part_of_a_run() -> None:
+    plain, limited = (
+        json.loads(run("simulate", SAMPLE, *more, "--json").stdout)["runs"][0]
+        for more in ((), ("--admission", "store_max_tokens=512"))
+    )
+    assert limited["tiers"][0]["not_stored_chunks"] > plain["tiers"][0]["not_stored_chunks"] == 0
+    refused = run("simulate", SAMPLE, "--admission", "size=3")
+    assert refused.exit_code == 2
+    assert "--admission: 'size=3' is not valid" in refused.stderr

@@ -122,6 +122,8 @@ def test_none_is_fine_where_an_option_may_be_absent() -> None:
         ("blocks_per_chunk", 0),
         ("max_tracker_size", 0),
         ("store_threshold", -1),
+        ("store_min_prompt_tokens", -1),
+        ("store_max_tokens", 0),
         ("join_timeout_s", 0),
         ("join_timeout_s", -1),
         ("pending_timeout_s", 0.0),

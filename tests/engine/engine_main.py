@@ -135,6 +135,26 @@ def _metrics() -> dict[str, float]:
     return values
 
 
+def _allocation(kv_cache_config: Any) -> dict[str, Any]:
+    """What the engine has allocated for KV, and what it says of each group's layers."""
+    from vllm.v1.kv_cache_interface import iter_layer_specs
+
+    groups = []
+    for group in kv_cache_config.kv_cache_groups:
+        spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
+        groups.append(
+            {
+                "kind": type(spec).__name__,
+                "layers": len(group.layer_names),
+                "tokens_per_block": spec.block_size,
+                "window_tokens": getattr(spec, "sliding_window", None),
+                "page_bytes": spec.real_page_size_bytes,
+                "padded_page_bytes": spec.page_size_bytes,
+            }
+        )
+    return {"bytes": kv_cache_config.kv_cache_tensors[0].size, "groups": groups}
+
+
 def _force_async_scheduling() -> None:
     """The CPU platform switches async scheduling off; the scheduler's side of it runs here nevertheless."""
     from vllm.platforms.cpu import CpuPlatform
@@ -197,11 +217,13 @@ class StepBackend:
 
     def facts(self) -> dict[str, Any]:
         config = self._engine.vllm_config
+        connector = type(self._scheduler.connector)
         return {
             "async_scheduling": bool(config.scheduler_config.async_scheduling),
             "scheduler": type(self._scheduler).__name__,
-            "connector": f"{type(self._scheduler.connector).__module__}.{type(self._scheduler.connector).__name__}",
+            "connector": f"{connector.__module__}.{connector.__name__}",
             "num_blocks": self._scheduler.kv_cache_config.num_blocks,
+            "allocation": _allocation(self._scheduler.kv_cache_config),
             "groups": [
                 type(group.kv_cache_spec).__name__
                 for group in self._scheduler.kv_cache_config.kv_cache_groups

@@ -308,9 +308,14 @@ class FsSubject(Subject):
             # What is loaded shall not depend on how fast this machine is today.
             "load_policy": "always",
             "canonical_layout": canonical,
+            "record_dir": str(folder / "traces"),
             **(options or {}),
         }
         super().__init__(shelf, folder, options=options, **settings)
+
+    def recorded_trace(self) -> Path:
+        """What the engine has recorded since its last start."""
+        return max((self._folder / "traces").iterdir(), key=lambda path: path.stat().st_mtime)
 
     def chunk_files(self) -> list[Path]:
         """What is in the large directory, in no order."""

@@ -23,6 +23,7 @@ from kvoffload.manager.settings import Below
 from kvoffload.manager.staging import LoadPolicy, StagingConfig
 from kvoffload.messages import NO_SLOT, JobOutcome, WorkerReport
 from kvoffload.metrics import catalog as m
+from kvoffload.policies.admission import SizeLimit
 from kvoffload.types import Direction, JobId, RequestId
 
 
@@ -192,6 +193,15 @@ def test_second_touch_stores_what_two_requests_have_offered() -> None:
     side.add("b", "ac")
     (job,) = side.step(run("b", [3, 4], 8)).stores
     assert [block for block, _, _ in moves_of(job)] == [3]
+
+
+def test_of_a_long_request_the_beginning_is_stored_and_of_a_short_one_nothing() -> None:
+    side = SchedulerSide(size_limit=SizeLimit(min_prompt_tokens=8, max_tokens=9))
+    side.add("short", "x")
+    side.add("long", "abc")
+    assert side.step(run("short", [1], 4)).stores == ()
+    (job,) = side.step(run("long", [2, 3, 4], 12)).stores
+    assert [block for block, _, _ in moves_of(job)] == [2, 3]
 
 
 def test_a_chunk_that_is_there_or_on_its_way_is_not_stored_again(side: SchedulerSide) -> None:

@@ -11,6 +11,7 @@ from kvoffload.manager.load_plan import chunk_range, plan_load
 from kvoffload.manager.request import GroupGeometry, GroupState, RequestInfo, RequestState
 from kvoffload.manager.store_plan import plan_store, storable_chunks, storable_tokens
 from kvoffload.messages import NO_SLOT
+from kvoffload.policies.admission import Admission, PromptOnly
 from kvoffload.transfer.ledger import ChunkMove
 from kvoffload.types import BlockId, RequestId, SlotId
 
@@ -88,7 +89,7 @@ def test_no_token_is_storable_that_was_not_written_or_not_asked_for(
     written: int, prompt: int, limit: int | None, prompt_only: bool
 ) -> None:
     info = RequestInfo(RequestId("r"), prompt, [], max_offload_tokens=limit)
-    tokens = storable_tokens(info, written, prompt_only=prompt_only)
+    tokens = storable_tokens(info, written, PromptOnly() if prompt_only else Admission())
     for token in range(60):
         allowed = (
             token < written and not (prompt_only and token >= prompt) and (limit is None or token < limit)

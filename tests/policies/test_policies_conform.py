@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.policies.base import EvictionPolicy
+from kvoffload.policies.echo import EchoPolicy
 from kvoffload.policies.factory import EVICTION_POLICIES
 from kvoffload.policies.gdsf import GDSFPolicy
 from kvoffload.policies.prefix import PrefixPolicy
 from kvoffload.policies.wtinylfu import FrequencySketch
+from kvoffload.sim.replay.counting import UnitCache
 from kvoffload.testing.policy_tests import PolicyTests, key
 from kvoffload.tiers.fs.options import FsTierConfig
 
@@ -167,6 +171,53 @@ def test_echo_goes_on_counting_where_an_evicted_key_stopped() -> None:
     policy.clear()
     policy.insert(keys(0, 1))
     assert list(policy.evict(1, nobody)) == keys(0)
+
+
+class PlainEcho(EchoPolicy):
+    """All uses count alike."""
+
+    def _weight(self, uses: int) -> float:
+        return uses
+
+
+def hits_with_some_that_return(policy: EvictionPolicy) -> int:
+    """Nine of ten keys are used once; the tenth four times, with 25 others in between."""
+    rng = random.Random(3)
+    due: dict[int, list[int]] = {}
+    cache = UnitCache(policy)
+    hits = 0
+    for turn in range(6000):
+        used = due.pop(turn, [turn])
+        hits += sum(cache.access(keys(*used)))
+        if used == [turn] and rng.random() < 0.1:
+            for again in range(1, 4):
+                due.setdefault(turn + 25 * again, []).append(turn)
+    return hits
+
+
+def test_echo_learns_where_new_keys_do_not_come_back_in_time() -> None:
+    learned, plain = (hits_with_some_that_return(kind(12)) for kind in (EchoPolicy, PlainEcho))
+    assert learned > 1.2 * plain > 0
+
+
+def test_echo_learns_nothing_of_the_kind_where_all_come_back() -> None:
+    policy = EchoPolicy(12)
+    cache = UnitCache(policy)
+    for turn in range(300):
+        cache.access(keys(*range(turn, turn + 8)))
+    assert policy._weight(1) == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_use_that_is_told_of_again_changes_the_order_and_no_count() -> None:
+    for name in ("lfu", "gdsf", "echo", "arc"):
+        policy = EVICTION_POLICIES.resolve(name)(4)
+        policy.insert(keys(0, 1))
+        for _ in range(3):
+            policy.renew(keys(0))
+        # Still used once, and now later than 1.
+        policy.insert(keys(2))
+        policy.touch(keys(2))
+        assert list(policy.evict(3, nobody)) == keys(1, 0, 2), name
 
 
 def test_a_sketch_counts_what_is_frequent_and_forgets_it_in_time() -> None:

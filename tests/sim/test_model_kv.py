@@ -98,6 +98,17 @@ def test_recurrent_layers_have_a_state_and_no_tokens() -> None:
     assert model.sequence_bytes(10) == 10 * 2048 + model.bytes_per_state
 
 
+def test_states_have_the_type_of_the_model_and_not_that_of_the_cache() -> None:
+    plain, quantised, wide = (
+        kv_of_config({**QWEN3_NEXT, "dtype": dtype}, kv_dtype)
+        for dtype, kv_dtype in (("bfloat16", "auto"), ("bfloat16", "fp8"), ("float32", "auto"))
+    )
+    assert quantised.bytes_per_token * 2 == plain.bytes_per_token
+    assert quantised.bytes_per_state == plain.bytes_per_state
+    matrices = 3 * 32 * 128 * 128 * 4
+    assert wide.bytes_per_state - matrices == 2 * (plain.bytes_per_state - matrices)
+
+
 @pytest.mark.parametrize(
     ("config", "kv_dtype", "item_bytes"),
     [

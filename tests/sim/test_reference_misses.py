@@ -18,7 +18,7 @@ from kvoffload.policies.factory import EVICTION_POLICIES
 from kvoffload.policies.lru import LRUPolicy
 from kvoffload.sim.replay.belady import count_belady_misses
 from kvoffload.sim.replay.counting import count_misses, count_prefix_hits
-from kvoffload.sim.replay.stack import lru_curve
+from kvoffload.sim.replay.stack import lru_curve, sampled_lru_curve
 from kvoffload.sim.traces.base import Trace
 from kvoffload.sim.traces.opening import open_trace
 
@@ -132,3 +132,16 @@ def test_prefix_hits_on_the_whole_traces_are_those_of_the_reference(
     assert curve.prefix_hit_ratio == pytest.approx(ratios, abs=0.0001)
     for capacity, ratio in zip(curve.capacities[:2], curve.prefix_hit_ratio, strict=False):
         assert ratio == count_prefix_hits(trace, trace.block_tokens, LRUPolicy(capacity)).ratio
+
+
+@whole_traces
+@pytest.mark.parametrize("name", FILES)
+def test_a_sampled_curve_of_a_whole_trace_is_right_within_its_error(name: str) -> None:
+    trace, capacities = whole(name), (500, 1000, 2500, 5000, 10_000, 20_000, 50_000)
+    exact = lru_curve(trace, trace.block_tokens, capacities)
+    rate = 8192 / len(set(stream_of(trace)))
+    found = sampled_lru_curve(trace, trace.block_tokens, capacities, rate)
+    assert found.error is not None
+    for right, ratio, error in zip(exact.prefix_hit_ratio, found.prefix_hit_ratio, found.error, strict=True):
+        assert error < 0.045
+        assert abs(ratio - right) < 1.5 * error

@@ -17,7 +17,7 @@ from kvoffload.policies.lru import LRUPolicy
 from kvoffload.sim.replay.belady import belady_answers
 from kvoffload.sim.replay.counting import UnitCache, count_prefix_hits
 from kvoffload.sim.replay.engine import Replay
-from kvoffload.sim.replay.options import ReplayOptions, TierSpec, parse_sweep, parse_tiers
+from kvoffload.sim.replay.options import ReplayOptions, TierSpec, parse_sweep, parse_tiers, with_admission
 from kvoffload.sim.replay.stack import NEVER, lru_curve, prefix_distances, stack_distances
 from kvoffload.sim.traces.base import TraceRequest
 from kvoffload.testing.policy_tests import key
@@ -91,6 +91,22 @@ def test_a_tier_that_falls_behind_leaves_chunks_out() -> None:
     outcome = Replay(slow, BLOCK).run([request(0.0, 1, 2), request(0.3, 3), request(60.0, 3)])
     # The third is in the host; below nothing was ever said of 3 until the third came.
     assert outcome.shelves[1].counts.not_stored == 1
+
+
+def test_admission_cuts_long_prompts_in_all_tiers_and_leaves_short_ones_out() -> None:
+    limited = with_admission(options(9, 9), "store_min_prompt_tokens=20,store_max_tokens=25")
+    outcome = Replay(limited, BLOCK).run([request(0.0, 1), request(10.0, 2, 3, 4), request(90.0, 2, 3, 4)])
+    host, below = outcome.shelves
+    assert (host.tier.ready_count, below.tier.ready_count, outcome.hit_tokens) == (2, 2, 20)
+    assert host.counts.not_stored == 1 + 1 + 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "touch=2", "store_threshold", "store_threshold=2,store_threshold=3", "store_max_tokens=0"]
+)
+def test_what_is_no_admission_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--admission"):
+        with_admission(options(9), text)
 
 
 def test_the_last_block_counts_with_the_tokens_that_it_has() -> None:

@@ -57,6 +57,22 @@ def test_our_own_format_takes_texts_and_numbers_and_any_size_of_block(tmp_path: 
     assert (trace.block_tokens, two.output_tokens) == (16, 0)
 
 
+@pytest.mark.parametrize(
+    ("end", "requests"), [("", 2), ("\n", 2), ('{"arrival_s": 0.7, "inp', 2), ("7", None)]
+)
+def test_half_a_line_at_the_end_is_what_a_killed_engine_leaves(
+    tmp_path: Path, end: str, requests: int | None
+) -> None:
+    line = '{"arrival_s": 0.5, "input_tokens": 16, "blocks": [1]}\n'
+    path = tmp_path / "trace"
+    path.write_text('{"block_tokens": 16}\n' + 2 * line + end)
+    if requests is None:
+        with pytest.raises(ConfigError, match="line 4"):
+            list(open_trace(path))
+    else:
+        assert len(list(open_trace(path))) == requests
+
+
 def test_azures_trace_has_lengths_and_says_that_it_knows_no_blocks(tmp_path: Path) -> None:
     path = written(
         tmp_path,

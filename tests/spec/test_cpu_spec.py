@@ -112,7 +112,12 @@ def test_the_description_says_what_is_on_and_how_big() -> None:
 
 def test_options_reach_the_manager() -> None:
     options = options_of(
-        store_threshold=2, offload_prompt_only=False, pending_timeout_s=3.0, transfer_timeout_s=9.0
+        store_threshold=2,
+        store_min_prompt_tokens=50,
+        store_max_tokens=70,
+        offload_prompt_only=False,
+        pending_timeout_s=3.0,
+        transfer_timeout_s=9.0,
     )
     config = example_config(options=options, num_groups=2)
     config = dataclasses.replace(config, cache=dataclasses.replace(config.cache, prefix_caching=False))
@@ -121,6 +126,7 @@ def test_options_reach_the_manager() -> None:
     assert (seen.offload_prompt_only, seen.wait_for_loads) == (False, False)
     assert (seen.pending_timeout_s, seen.transfer_timeout_s) == (3.0, 9.0)
     assert [geometry.group_id for geometry in seen.groups] == [0, 1]
+    assert [seen.size_limit.max_tokens(length) for length in (49, 50)] == [0, 70]
     assert all(tier._admission._threshold == 2 for tier in manager._tiers)
 
 

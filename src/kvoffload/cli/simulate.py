@@ -32,9 +32,12 @@ def simulate(
     prefill_rate: Annotated[
         float, typer.Option(min=1, help="Tokens a second, of all engines that the tiers serve.")
     ] = 50_000.0,
-    store_threshold: Annotated[
-        int, typer.Option(min=0, help="Store in the first tier when offered this often.")
-    ] = 0,
+    admission: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=NUMBER,…", help="store_threshold, store_min_prompt_tokens, store_max_tokens."
+        ),
+    ] = None,
     curve: Annotated[bool, typer.Option("--curve", help="LRU at all sizes, in one pass.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on stdout, and nothing else.")
@@ -51,7 +54,7 @@ def simulate(
     from kvoffload.sim.replay.summary import curve_of, run_replays  # noqa: PLC0415
 
     found = _open(trace)
-    plain = _options(tiers, bytes_per_token, prefill_rate, store_threshold)
+    plain = _options(tiers, bytes_per_token, prefill_rate, admission)
     results = run_replays(found, _runs(plain, policy, sweep))
     line = curve_of(found, bytes_per_token) if curve or html is not None else None
     chunk_bytes = found.block_tokens * bytes_per_token
@@ -74,15 +77,13 @@ def _open(path: Path) -> Trace:
     return found
 
 
-def _options(tiers: str, bytes_per_token: int, prefill_rate: float, store_threshold: int) -> ReplayOptions:
-    from kvoffload.sim.replay.options import ReplayOptions, parse_tiers  # noqa: PLC0415
+def _options(tiers: str, bytes_per_token: int, prefill_rate: float, admission: str | None) -> ReplayOptions:
+    from kvoffload.sim.replay.options import ReplayOptions, parse_tiers, with_admission  # noqa: PLC0415
 
-    return ReplayOptions(
-        parse_tiers(tiers),
-        bytes_per_token=bytes_per_token,
-        prefill_tokens_per_s=prefill_rate,
-        store_threshold=store_threshold,
+    plain = ReplayOptions(
+        parse_tiers(tiers), bytes_per_token=bytes_per_token, prefill_tokens_per_s=prefill_rate
     )
+    return plain if admission is None else with_admission(plain, admission)
 
 
 def _runs(plain: ReplayOptions, policies: str, sweep: str | None) -> list[ReplayOptions]:

@@ -84,6 +84,10 @@ class OffloadingOptions:
     """Store a chunk only when it was offered this often (2: on second touch). Below 2: always."""
     max_tracker_size: int = 64_000
     """How many keys the admission filter remembers."""
+    store_min_prompt_tokens: int = 0
+    """Store nothing of prompts that are shorter: computing them is quick."""
+    store_max_tokens: int | None = None
+    """Store at most so many tokens from the start of a request: one long document shall not flush the tier."""
     offload_prompt_only: bool = True
     """Store the prompt's chunks and not the answer's: the next turn often drops or rewrites the answer
     (reasoning, templates), so that its chunks would be written and never read."""
@@ -105,6 +109,10 @@ class OffloadingOptions:
     are updated in place; must then change whenever they do."""
     hash_seed: str | None = None
     """Says that PYTHONHASHSEED is set on purpose: it must then have exactly this value in every engine."""
+    record_dir: str | None = None
+    """Write what requests ask for (hashes, no tokens) into a new file there, for `kvoffload simulate`."""
+    record_max_bytes: int = _size("256MiB")
+    """Such a file does not grow beyond."""
     join_timeout_s: float = 60.0
     """How long a worker waits for the others when they join the host region."""
     max_pinned_share: float = 0.5

@@ -137,14 +137,21 @@ def _check_ranges(options: OffloadingOptions) -> None:
             f"{WHERE}: block_size={options.block_size} and blocks_per_chunk={options.blocks_per_chunk} exclude each "
             "other; give one of them"
         )
-    for name in ("block_size", "blocks_per_chunk", "max_tracker_size"):
+    for name in (
+        "block_size",
+        "blocks_per_chunk",
+        "max_tracker_size",
+        "store_max_tokens",
+        "record_max_bytes",
+    ):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"{WHERE}: {name}={value} must be at least 1")
-    if options.store_threshold < 0:
-        raise ConfigError(
-            f"{WHERE}: store_threshold={options.store_threshold} must not be negative; 0 stores always"
-        )
+    for name in ("store_threshold", "store_min_prompt_tokens"):
+        if getattr(options, name) < 0:
+            raise ConfigError(
+                f"{WHERE}: {name}={getattr(options, name)} must not be negative; 0 stores always"
+            )
     for name in ("max_pinned_share", "max_high_priority_share"):
         if not 0 <= getattr(options, name) <= MAX_SHARE:
             raise ConfigError(f"{WHERE}: {name}={getattr(options, name)} must be 0 to {MAX_SHARE}")

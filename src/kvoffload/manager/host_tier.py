@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.retention import Retention, Shares
 from kvoffload.manager.wishes import Stay
-from kvoffload.policies.admission import TouchFilter
+from kvoffload.policies.admission import Admission
 from kvoffload.policies.base import EvictionPolicy
 from kvoffload.types import LookupResult, SlotId
 
@@ -47,7 +47,7 @@ class HostTier:
     """
 
     def __init__(
-        self, num_slots: int, policy: EvictionPolicy, admission: TouchFilter, shares: Shares | None = None
+        self, num_slots: int, policy: EvictionPolicy, admission: Admission, shares: Shares | None = None
     ) -> None:
         self.num_slots = num_slots
         self._retention = Retention(policy, num_slots, shares or Shares())
@@ -146,7 +146,7 @@ class HostTier:
                 self._free.append(slot)
 
     def prepare_load(self, keys: Sequence[OffloadKey]) -> list[SlotId | None]:
-        """Hold the chunks for a load and count them as used, the first one as the most recent.
+        """Hold the chunks for a load and take them for recent, the first one for the most recent.
 
         Returns:
             As `hold`; each slot must be given to `complete_load` once.
@@ -156,7 +156,7 @@ class HostTier:
         for slot in slots:
             if slot is not None:
                 loading[slot] = loading.get(slot, 0) + 1
-        self.touch(keys)
+        self.renew(keys)
         return slots
 
     def complete_load(self, slots: Sequence[SlotId]) -> None:
@@ -178,6 +178,12 @@ class HostTier:
         self._policy.chain(keys)
         self._policy.touch([key for key in reversed(keys) if key in ready])
 
+    def renew(self, keys: Sequence[OffloadKey]) -> None:
+        """As `touch`, but the use is counted elsewhere: a request counts once, when its chunks are offered."""
+        ready = self._ready
+        self._policy.chain(keys)
+        self._policy.renew([key for key in reversed(keys) if key in ready])
+
     # -- stores --------------------------------------------------------------------------------------------------
 
     def prepare_store(
@@ -196,8 +202,7 @@ class HostTier:
         Returns:
             The decision; every key in `stored` must be committed or aborted once.
         """
-        ready, writing = self._ready, self._writing
-        new = [key for key in keys if key not in ready and key not in writing]
+        new = self._missing(keys)
         if len(new) < len(keys):
             self.touch(keys)
         else:
@@ -215,8 +220,7 @@ class HostTier:
 
     def reserve(self, keys: Sequence[OffloadKey], protected: Collection[OffloadKey] = ()) -> PreparedStore:
         """Slots for chunks that come from another tier: as `prepare_store`, but nothing is left out by admission."""
-        ready, writing = self._ready, self._writing
-        new = [key for key in keys if key not in ready and key not in writing]
+        new = self._missing(keys)
         self._policy.chain(keys)
         self._policy.expect(new)
         evicted = self._make_room(len(new), protected)
@@ -229,15 +233,15 @@ class HostTier:
         Returns:
             The keys that were published.
         """
-        ready, writing = self._ready, self._writing
-        published = []
-        for key, slot in pairs:
-            if writing.get(key) == slot:
-                del writing[key]
-                ready[key] = slot
-                published.append(key)
-            else:
-                self._free.append(slot)
+        writing = self._writing
+        pairs = list(pairs)
+        own = [pair for pair in pairs if writing.get(pair[0]) == pair[1]]
+        if len(own) < len(pairs):
+            self._free.extend([slot for key, slot in pairs if writing.get(key) != slot])
+        published = [key for key, _ in own]
+        for key in published:
+            del writing[key]
+        self._ready.update(own)
         self._policy.insert(reversed(published))
         return published
 
@@ -342,6 +346,11 @@ class HostTier:
         assert len(self._policy) == len(self._ready), (len(self._policy), len(self._ready))
         self._retention.check({*self._ready, *self._writing})
 
+    def _missing(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
+        ready, writing = self._ready, self._writing
+        new = [key for key in keys if key not in ready]
+        return [key for key in new if key not in writing] if writing else new
+
     def _take_slots(self, keys: Sequence[OffloadKey]) -> tuple[tuple[OffloadKey, SlotId], ...]:
         taken = min(len(keys), len(self._free))
         if not taken:
@@ -357,8 +366,10 @@ class HostTier:
         if missing <= 0:
             return ()
         ready, pins = self._ready, self._pins
-        victims = self._policy.evict(missing, lambda key: ready[key] in pins or key in protected)
-        self._free.extend([ready.pop(key) for key in victims])
+        # Mostly nothing is pinned; then the question is answered without a call into Python for each key.
+        is_kept = (lambda key: ready[key] in pins or key in protected) if pins else protected.__contains__
+        victims = self._policy.evict(missing, is_kept)
+        self._free.extend(map(ready.pop, victims))
         self._retention.forget_evicted(victims)
         return victims
 

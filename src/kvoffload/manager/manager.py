@@ -22,6 +22,7 @@ from kvoffload.manager.load_plan import chunk_range, plan_load
 from kvoffload.manager.matching import Matching
 from kvoffload.manager.request import GroupState, RequestInfo, RequestState
 from kvoffload.manager.settings import Below, ManagerConfig
+from kvoffload.manager.size_watch import SizeWatch
 from kvoffload.manager.staging import Staging
 from kvoffload.manager.step import ScheduledRequest, StepInput
 from kvoffload.manager.storing import Storing
@@ -30,6 +31,7 @@ from kvoffload.manager.watchdog import watchdog_over, why_no_load
 from kvoffload.messages import CopyJob, StepMessage, WorkerReport
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
+from kvoffload.policies.admission import AllOf, PromptOnly
 from kvoffload.transfer.ledger import ChunkMove, Job, Ledger
 from kvoffload.types import BlockId, Direction, RequestId
 
@@ -66,11 +68,13 @@ class OffloadManager:
         below = below or Below()
         capacity = sum(tier.num_slots for tier in tiers)
         self._watchdog = watchdog_over(recorder, capacity, below.lanes, below.config.load_policy)
+        limits = (config.size_limit, PromptOnly()) if config.offload_prompt_only else (config.size_limit,)
         self._storing = Storing(
             self._tiers,
             recorder,
+            AllOf(limits),
+            SizeWatch(config.groups, self._tiers, recorder),
             self._watchdog.evicted,
-            prompt_only=config.offload_prompt_only,
             null_block_id=config.null_block_id,
         )
         self._prefill = PrefillMeter()
@@ -247,6 +251,7 @@ class OffloadManager:
         results = {"host": True, **self._staging.reset()}
         for tier in self._tiers:
             tier.clear()
+        self._storing.clear()
         for state in self._requests.values():
             state.follow_reset()
         self._watchdog.reset()
@@ -297,11 +302,7 @@ class OffloadManager:
         if state is None or state.valid_tokens is None:
             return None
         job = self._plan_store(state, state.valid_tokens)
-        if state.info.is_skipped:
-            return job
-        for group, tier in zip(state.groups, self._tiers, strict=True):
-            # One order for the whole prompt, however it came in pieces: its end goes first.
-            tier.touch(group.keys)
+        self._storing.retire(state)
         return job
 
     def _plan_store(self, state: RequestState, written_tokens: int) -> CopyJob | None:

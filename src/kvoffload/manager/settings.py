@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from kvoffload.manager.lane import TierLane
 from kvoffload.manager.request import GroupGeometry
 from kvoffload.manager.staging import StagingConfig
+from kvoffload.policies.admission import SizeLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class ManagerConfig:
     transfer_timeout_s: float
     null_block_id: int = 0
     """The engine's block that stands for "no block"."""
+    size_limit: SizeLimit = field(default_factory=SizeLimit)
+    """How much of a request may be stored, by its length."""
     boundary_unit_tokens: int = 1
     """Where the engine's own hits end, beside the edges of the groups here: a load ends there, too."""
 

@@ -8,24 +8,21 @@ import numpy as np
 
 from kvoffload.manager.request import GroupState, RequestInfo
 from kvoffload.messages import GroupCopies
+from kvoffload.policies.admission import Admission
 from kvoffload.transfer.ledger import ChunkMove
 
 
-def storable_tokens(info: RequestInfo, written_tokens: int, *, prompt_only: bool) -> int:
+def storable_tokens(info: RequestInfo, written_tokens: int, admission: Admission) -> int:
     """Tokens from the start of the request whose KV may be stored.
 
     Args:
         info: The request.
         written_tokens: Tokens whose KV exists when the copy starts (never a rejected draft, never a token that
             was sampled but not yet run through the model).
-        prompt_only: Store nothing of the answer.
+        admission: How much of a request may be stored at all.
     """
-    limits = [written_tokens]
-    if prompt_only:
-        limits.append(info.num_prompt_tokens)
-    if info.max_offload_tokens is not None:
-        limits.append(info.max_offload_tokens)
-    return min(limits)
+    limits = (admission.max_tokens(info.num_prompt_tokens), info.max_offload_tokens)
+    return min([written_tokens, *(limit for limit in limits if limit is not None)])
 
 
 def storable_chunks(state: GroupState, tokens: int, null_block_id: int) -> Sequence[int]:

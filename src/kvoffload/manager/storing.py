@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.request import GroupState, RequestState
+from kvoffload.manager.size_watch import SizeWatch
 from kvoffload.manager.store_plan import plan_store, storable_chunks, storable_tokens
 from kvoffload.manager.wishes import Stay
 from kvoffload.messages import GroupCopies
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
+from kvoffload.policies.admission import Admission
 from kvoffload.transfer.ledger import ChunkMove
 
 logger = logging.getLogger(__name__)
@@ -24,8 +26,9 @@ class Storing:
     Args:
         tiers: The host tier of each group.
         recorder: Where it counts.
+        admission: How much of a request may be stored at all.
+        watch: Learns what other sizes of the tiers would give.
         on_evicted: Told which keys have made room.
-        prompt_only: Store nothing of the answers.
         null_block_id: The engine's block that stands for "no block".
     """
 
@@ -33,14 +36,16 @@ class Storing:
         self,
         tiers: Sequence[HostTier],
         recorder: Recorder,
+        admission: Admission,
+        watch: SizeWatch,
         on_evicted: Callable[[Sequence[OffloadKey]], None],
         *,
-        prompt_only: bool,
         null_block_id: int,
     ) -> None:
         self._tiers = tiers
         self._recorder = recorder
-        self._prompt_only = prompt_only
+        self._admission = admission
+        self._watch = watch
         self._null_block_id = null_block_id
         self._on_evicted = on_evicted
         self._said_refused = False
@@ -62,7 +67,7 @@ class Storing:
         parts: list[GroupCopies] = []
         if state.predates_reset:
             return moves, parts
-        tokens = storable_tokens(state.info, written_tokens, prompt_only=self._prompt_only)
+        tokens = storable_tokens(state.info, written_tokens, self._admission)
         for index, group in enumerate(state.groups):
             chunks = storable_chunks(group, tokens, self._null_block_id)
             if not chunks:
@@ -72,6 +77,20 @@ class Storing:
                 parts.append(plan_store(index, group, taken))
                 moves.extend(taken)
         return moves, parts
+
+    def retire(self, state: RequestState) -> None:
+        """The request is over, and what it has computed was offered. One that skips the cache has asked for nothing."""
+        if state.info.is_skipped:
+            return
+        for group, tier in zip(state.groups, self._tiers, strict=True):
+            # One order for the whole prompt, however it came in pieces: its end goes first.
+            tier.renew(group.keys)
+        if state.valid_tokens is not None and not state.predates_reset:
+            self._watch.use(state, storable_tokens(state.info, state.valid_tokens, self._admission))
+
+    def clear(self) -> None:
+        """The tiers were cleared."""
+        self._watch.clear()
 
     def _offer_group(
         self, index: int, group: GroupState, chunks: Sequence[int], stay: Stay, now_s: float

@@ -94,6 +94,20 @@ PROMOTION_TIMEOUTS = _counter("promotion_timeouts", "Requests that waited for ti
 PROMOTION_SKIPPED_CHUNKS = _counter(
     "promotion_skipped_chunks", "Chunks not promoted because recomputing was measured to be faster"
 )
+RECORD_DROPPED_REQUESTS = _counter(
+    "record_dropped_requests",
+    "Requests that record_dir should have recorded and did not (file full, disk slow)",
+)
+ESTIMATED_HIT_RATIO = _gauge(
+    "estimated_hit_ratio",
+    "Share of recent prompts that LRU would have in a host tier of so many times the present size, device hits included",
+    "size",
+)
+ESTIMATED_HIT_RATIO_ERROR = _gauge(
+    "estimated_hit_ratio_error",
+    "Two standard errors of estimated_hit_ratio, which comes from a sample",
+    "size",
+)
 PREFILL_TOKENS_PER_SECOND = _gauge("prefill_tokens_per_second", "The engine's measured prefill rate")
 
 CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

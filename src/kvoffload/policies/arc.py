@@ -63,6 +63,11 @@ class ARCPolicy(EvictionPolicy):
             else:
                 again.move_to_end(key)
 
+    def renew(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        for key in keys:
+            (self._once if key in self._once else self._again).move_to_end(key)
+
     def remove(self, keys: Iterable[OffloadKey]) -> None:
         """See EvictionPolicy."""
         for key in keys:

@@ -40,6 +40,12 @@ class EvictionPolicy(ABC):
     def clear(self) -> None:
         """Forget everything."""
 
+    def renew(self, keys: Iterable[OffloadKey]) -> None:  # noqa: B027 - most policies count uses
+        """Known keys once more, for a use that `touch` or `insert` has told of or will tell of. As in `touch`, in order.
+
+        For policies that go by time: a request that begins, runs and ends names its keys at each time, and counts once.
+        """
+
     def expect(self, keys: Iterable[OffloadKey]) -> None:  # noqa: B027 - most policies need not know
         """Unknown keys that are wanted; most of them will be inserted soon. Told before room is made for them.
 

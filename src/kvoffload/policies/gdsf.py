@@ -56,6 +56,11 @@ class GDSFPolicy(EvictionPolicy):
             self._uses[key] += 1
             self._rank(key)
 
+    def renew(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        for key in keys:
+            self._rank(key)
+
     def remove(self, keys: Iterable[OffloadKey]) -> None:
         """See EvictionPolicy."""
         for key in keys:
@@ -93,7 +98,11 @@ class GDSFPolicy(EvictionPolicy):
         return len(self._uses)
 
     def _rank(self, key: OffloadKey) -> None:
-        self._queue.set(key, self._floor + self._uses[key] * self._cost.get(key, 1.0))
+        self._queue.set(key, self._floor + self._weight(self._uses[key]) * self._cost.get(key, 1.0))
+
+    def _weight(self, uses: int) -> float:
+        """What so many uses are worth. For variants."""
+        return uses
 
     def _first_uses(self, key: OffloadKey) -> int:
         """The count with which a key comes in. For variants."""

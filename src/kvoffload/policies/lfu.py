@@ -35,6 +35,13 @@ class LFUPolicy(EvictionPolicy):
             self._leave(key, count)
             self._set(key, count + 1)
 
+    def renew(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        for key in keys:
+            count = self._count[key]
+            self._leave(key, count)
+            self._set(key, count)
+
     def remove(self, keys: Iterable[OffloadKey]) -> None:
         """See EvictionPolicy."""
         for key in keys:

@@ -32,6 +32,10 @@ class LRUPolicy(EvictionPolicy):
         for key in keys:
             move_to_end(key)
 
+    def renew(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        self.touch(keys)
+
     def remove(self, keys: Iterable[OffloadKey]) -> None:
         """See EvictionPolicy."""
         for key in keys:

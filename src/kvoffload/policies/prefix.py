@@ -61,6 +61,10 @@ class PrefixPolicy(EvictionPolicy):
         for key in keys:
             self._use(key)
 
+    def renew(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        self.touch(keys)
+
     def remove(self, keys: Iterable[OffloadKey]) -> None:
         """See EvictionPolicy."""
         for key in keys:

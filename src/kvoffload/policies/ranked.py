@@ -100,6 +100,15 @@ class RankedPolicy(EvictionPolicy):
             if rank is not Rank.KEPT:
                 self._part(rank).touch(part)
 
+    def renew(self, keys: Iterable[OffloadKey]) -> None:
+        """See EvictionPolicy."""
+        if not self._rank_of:
+            self.normal.renew(keys)
+            return
+        for rank, part in self._split(keys):
+            if rank is not Rank.KEPT:
+                self._part(rank).renew(part)
+
     def remove(self, keys: Iterable[OffloadKey]) -> None:
         """See EvictionPolicy."""
         if not self._rank_of:

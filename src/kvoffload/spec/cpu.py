@@ -24,7 +24,7 @@ from kvoffload.memory.plan import plan_region
 from kvoffload.memory.region_spec import RegionSpec
 from kvoffload.memory.shared_region import SharedOffloadRegion
 from kvoffload.metrics.recorder import Recorder
-from kvoffload.policies.admission import TouchFilter
+from kvoffload.policies.admission import SizeLimit, TouchFilter
 from kvoffload.policies.factory import EVICTION_POLICIES
 from kvoffload.spec.base import OffloadingSpec
 from kvoffload.worker.copier import Copier
@@ -106,6 +106,7 @@ class CPUOffloadingSpec(OffloadingSpec):
             wait_for_loads=self.config.cache.prefix_caching,
             pending_timeout_s=options.pending_timeout_s,
             transfer_timeout_s=options.transfer_timeout_s,
+            size_limit=SizeLimit(options.store_min_prompt_tokens, options.store_max_tokens),
             boundary_unit_tokens=self.config.cache.boundary_unit_tokens,
         )
         return OffloadManager(config, tiers, recorder, clock, below)

@@ -151,7 +151,8 @@ class _Life:
         self.known.update(chosen)
 
     def _touch(self) -> None:
-        self.policy.touch(_stream(self._some()))
+        use = self.rng.choice((self.policy.touch, self.policy.renew))
+        use(_stream(self._some()))
 
     def _hint(self) -> None:
         names = _keys(3 * _CAPACITY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from vllm.v1.request import RequestStatus
 
 from kvoffload.clock import MonotonicClock
 from kvoffload.config.schema import OffloadingConfig
+from kvoffload.connectors.recording import RecordedRequest, TraceRecorder
 from kvoffload.connectors.vllm.guard import guarded
 from kvoffload.connectors.vllm.identity import AdapterIdentities
 from kvoffload.connectors.vllm.params import OFF, RequestLimits, parse_limits
@@ -57,7 +59,13 @@ class ConnectorScheduler:
         # What is wrong with the wishes of requests that live, for their authors; and which kinds were logged.
         self._faults: dict[RequestId, str] = {}
         self._warned_parameters: set[str] = set()
-        self._adapters = AdapterIdentities(MonotonicClock())
+        self._clock = MonotonicClock()
+        self._adapters = AdapterIdentities(self._clock)
+        self._hashes_per_recorded_block = config.tokens_per_chunk(0) // config.cache.tokens_per_hash
+        self._trace: TraceRecorder | None = None
+        if config.options.record_dir is not None:
+            directory, most = Path(config.options.record_dir), config.options.record_max_bytes
+            self._trace = TraceRecorder(directory, config.tokens_per_chunk(0), most)
 
     @guarded(lambda: None)
     def add_request(self, request: Any) -> None:
@@ -66,6 +74,7 @@ class ConnectorScheduler:
         salt = self._adapter_salt(request)
         if salt is None:
             limits = OFF
+        self._record(request, salt or b"")
         self._manager.add_request(
             RequestInfo(
                 req_id=request.request_id,
@@ -78,6 +87,16 @@ class ConnectorScheduler:
                 wishes=limits.wishes,
             )
         )
+
+    def _record(self, request: Any, salt: bytes) -> None:
+        if self._trace is None:
+            return
+        per_block = self._hashes_per_recorded_block
+        # A copy: the engine goes on with its list.
+        hashes = request.block_hashes[per_block - 1 :: per_block]
+        recorded = RecordedRequest(self._clock.now_s(), request.num_prompt_tokens, list(hashes), salt)
+        if not self._trace.add(recorded):
+            self.recorder.count(m.RECORD_DROPPED_REQUESTS)
 
     @guarded(_no_tokens)
     def match(self, request: Any, num_computed_tokens: int) -> int | None:
@@ -156,6 +175,8 @@ class ConnectorScheduler:
     def shutdown(self, drain_timeout_s: float) -> None:
         """Give the tiers below time to take what is queued, within a bound."""
         self._adapters.close()
+        if self._trace is not None:
+            self._trace.close()
         deadline_s = time.monotonic() + drain_timeout_s
         while self._go_on() and time.monotonic() < deadline_s:
             time.sleep(_DRAIN_PAUSE_S)

@@ -81,8 +81,12 @@ def kv_of_config(config: Mapping[str, Any], kv_dtype: str = "auto") -> ModelKv:
     """
     text = config.get("text_config", config)
     item_bytes = _item_bytes(config, text, kv_dtype)
+    # States are kept in the model's own type, whatever that of the KV.
+    habits = EngineHabits(
+        block_tokens=1, item_bytes=item_bytes, state_item_bytes=_own_item_bytes(config, text)
+    )
     try:
-        pages = pages_of_config(config, EngineHabits(block_tokens=1, item_bytes=item_bytes))
+        pages = pages_of_config(config, habits)
         windows = _windows(text, len(pages))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"not a model's config.json: {type(error).__name__}: {error}") from error
@@ -140,8 +144,16 @@ def _item_bytes(config: Mapping[str, Any], text: Mapping[str, Any], kv_dtype: st
         scheme = quantised.get("kv_cache_scheme") or {}
         if scheme.get("num_bits") == 8 or str(quantised.get("kv_cache_quant_algo", "")).upper() == "FP8":
             return 1
-        own = text.get("dtype") or text.get("torch_dtype")
-        name = str(own or config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+        return _own_item_bytes(config, text)
+    return _bytes_of_type(name)
+
+
+def _own_item_bytes(config: Mapping[str, Any], text: Mapping[str, Any]) -> int:
+    own = text.get("dtype") or text.get("torch_dtype")
+    return _bytes_of_type(str(own or config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
+
+
+def _bytes_of_type(name: str) -> int:
     plain = "fp8" if name.startswith(("fp8", "float8")) else name.removeprefix("torch.")
     if plain not in _ITEM_BYTES:
         raise ConfigError(f"KV type {name!r} is not known; valid: auto, {', '.join(_ITEM_BYTES)}")

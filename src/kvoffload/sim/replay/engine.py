@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.host_tier import PreparedStore
+from kvoffload.policies.admission import SizeLimit
 from kvoffload.sim.replay.options import ReplayOptions
 from kvoffload.sim.replay.shelf import Shelf
 from kvoffload.sim.traces.base import TraceRequest
@@ -49,6 +50,7 @@ class Replay:
         thresholds = (options.store_threshold, *[0] * len(options.tiers))
         self._options = options
         self._block_tokens = block_tokens
+        self._size_limit = SizeLimit(options.store_min_prompt_tokens, options.store_max_tokens)
         self._shelves = [
             Shelf(spec, options.policy, chunk_bytes, threshold)
             for spec, threshold in zip(options.tiers, thresholds, strict=False)
@@ -85,26 +87,31 @@ class Replay:
         outcome.last_arrival_s = now_s
         outcome.input_tokens += request.input_tokens
         outcome.accesses += len(keys)
-        loaded = self._load(keys, now_s)
-        hit_tokens = min(sum(loaded.chunks) * self._block_tokens, request.input_tokens)
-        outcome.hit_tokens += hit_tokens
-        left = hit_tokens
-        for shelf, chunks in zip(self._shelves, loaded.chunks, strict=True):
-            tokens = min(left, chunks * self._block_tokens)
-            shelf.counts.hit_tokens += tokens
-            left -= tokens
         rate = self._options.prefill_tokens_per_s
         self._free_without_s = max(now_s, self._free_without_s) + request.input_tokens / rate
         outcome.ttft_without_s.append(self._free_without_s - now_s)
         outcome.ttft_s.append(0.0)
-        loaded.missing_s = (request.input_tokens - hit_tokens) / rate
-        if sum(loaded.chunks):
-            self._at(loaded.end_s, lambda end_s: self._loaded(number, request, loaded, end_s))
-        else:
-            self._prefill(number, request, now_s, loaded.missing_s)
+        loaded = self._load(keys, now_s)
+        if loaded is None:
+            self._prefill(number, request, now_s, request.input_tokens / rate)
+            return
+        loaded.missing_s = (request.input_tokens - self._count_hits(request, loaded)) / rate
+        self._at(loaded.end_s, lambda end_s: self._loaded(number, request, loaded, end_s))
 
-    def _load(self, keys: Sequence[OffloadKey], now_s: float) -> _Load:
-        """Begin to load the longest prefix that the tiers have together, each chunk from the fastest tier."""
+    def _count_hits(self, request: TraceRequest, loaded: _Load) -> int:
+        left = hit_tokens = min(sum(loaded.chunks) * self._block_tokens, request.input_tokens)
+        self.outcome.hit_tokens += hit_tokens
+        for shelf, chunks in zip(self._shelves, loaded.chunks, strict=True):
+            tokens = min(left, chunks * self._block_tokens)
+            shelf.counts.hit_tokens += tokens
+            left -= tokens
+        return hit_tokens
+
+    def _load(self, keys: Sequence[OffloadKey], now_s: float) -> _Load | None:
+        """Begin to load the longest prefix that the tiers have together, each chunk from the fastest tier.
+
+        None: they have nothing.
+        """
         load = _Load(now_s)
         start = 0
         for shelf in self._shelves:
@@ -115,6 +122,8 @@ class Replay:
                 load.held.append((shelf, shelf.tier.prepare_load(run_keys)))
                 load.end_s = max(load.end_s, shelf.read(run_keys, now_s))
                 start += run
+        if not start:
+            return None
         host = self._shelves[0]
         if start > load.chunks[0]:
             load.promoted = host.promote(keys[load.chunks[0] : start], set(keys))
@@ -135,6 +144,11 @@ class Replay:
     def _store(self, request: TraceRequest, now_s: float) -> None:
         """The host has it at once (copies run beside the next prefill), the tiers below when it is written."""
         keys = request.keys
+        most = self._size_limit.max_tokens(request.input_tokens)
+        if most is not None and most < request.input_tokens:
+            kept = most // self._block_tokens
+            self._shelves[0].counts.not_stored += len(keys) - kept
+            keys = keys[:kept]
         own = set(keys)
         host, *below = self._shelves
         host.publish(host.take(keys, own))

@@ -12,6 +12,7 @@ _ENTRY = re.compile(r"\s*([A-Za-z][\w-]*)\s*=\s*([^@]+?)\s*(?:@\s*(.+?)\s*)?")
 _SYNTAX = (
     "NAME=SIZE or NAME=SIZE@READ/WRITE/LATENCY, as host=64GiB or fs=1TiB@5GB/2GB/0.5ms (speeds per second)"
 )
+_ADMISSION = ("store_threshold", "store_min_prompt_tokens", "store_max_tokens")
 _LATENCY = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s)")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -45,6 +46,10 @@ class ReplayOptions:
     """Of all engines together that the tiers serve; requests are prefilled one after the other."""
     store_threshold: int = 0
     """Admission of the first tier: see OffloadingOptions."""
+    store_min_prompt_tokens: int = 0
+    """Likewise, of all tiers: what the host does not store does not reach those below."""
+    store_max_tokens: int | None = None
+    """Likewise."""
     write_backlog_s: float = 10.0
     """What a tier below has to write may fall this far behind; what comes then is not stored."""
 
@@ -78,6 +83,21 @@ def parse_sweep(text: str, tiers: tuple[TierSpec, ...]) -> list[tuple[TierSpec, 
         tuple(replace(tier, size_bytes=size) if tier.name == name.strip() else tier for tier in tiers)
         for size in (parse_bytes(part.strip(), "--sweep") for part in sizes.split(","))
     ]
+
+
+def with_admission(options: ReplayOptions, text: str) -> ReplayOptions:
+    """The same with admission from a text: `store_threshold=2,store_max_tokens=32768`. Raises ConfigError."""
+    found: dict[str, int] = {}
+    for entry in text.split(","):
+        name, _, number = (part.strip() for part in entry.partition("="))
+        if name not in _ADMISSION or name in found or not number.isdecimal():
+            raise ConfigError(
+                f"--admission: {entry.strip()!r} is not valid; give NAME=NUMBER,… with {', '.join(_ADMISSION)}, each once"
+            )
+        found[name] = int(number)
+    if found.get("store_max_tokens") == 0:
+        raise ConfigError("--admission: store_max_tokens=0 must be at least 1")
+    return replace(options, **found)  # type: ignore[arg-type]
 
 
 def _with_speeds(tier: TierSpec, text: str | None) -> TierSpec:

@@ -27,7 +27,8 @@ def page_of(title: str, results: Sequence[RunResult], curve: Curve | None, chunk
         f"<pre>{escape(chr(10).join(lines_of(results)))}</pre>",
     ]
     if curve is not None:
-        parts.append("<h2>LRU by size: prefix hits (full) and block misses (dashed)</h2>")
+        dashed = "block misses" if curve.miss_ratio else "their error, from a sample"
+        parts.append(f"<h2>LRU by size: prefix hits (full) and {dashed} (dashed)</h2>")
         parts.append(_plot(curve, chunk_bytes))
     return "\n".join([*parts, "</html>\n"])
 
@@ -51,7 +52,7 @@ def _plot(curve: Curve, chunk_bytes: int) -> str:
     )
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{line(curve.prefix_hit_ratio, "0")}'
-        f"{line(curve.miss_ratio, '4 3')}{marks}{scale}"
+        f"{line(curve.miss_ratio or curve.error or (), '4 3')}{marks}{scale}"
         f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 6}" font-size="11" text-anchor="middle">GiB</text></svg>'
     )
 

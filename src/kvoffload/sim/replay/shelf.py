@@ -70,13 +70,14 @@ class Shelf:
         ordered = EVICTION_POLICIES.resolve(policy)(max(1, self.slots))
         self.tier = HostTier(self.slots, ordered, TouchFilter(store_threshold, _MAX_TRACKED))
         self._chunk_bytes = chunk_bytes
-        self._unread: set[OffloadKey] = set()
+        self._read: set[OffloadKey] = set()
+        """Of the chunks that are here, those that somebody has read."""
 
     def read(self, keys: Sequence[OffloadKey], now_s: float) -> float:
         """Read these, which are there; returns when they have been read."""
         size_bytes = len(keys) * self._chunk_bytes
         self.counts.read_bytes += size_bytes
-        self._unread.difference_update(keys)
+        self._read.update(keys)
         return self.reads.send(now_s, size_bytes)
 
     def take(self, keys: Sequence[OffloadKey], own: Collection[OffloadKey]) -> PreparedStore:
@@ -89,7 +90,7 @@ class Shelf:
 
     def publish(self, prepared: PreparedStore) -> None:
         """They are there."""
-        self._unread.update(self.tier.commit_store(prepared.stored))
+        self.tier.commit_store(prepared.stored)
 
     def _counted(self, prepared: PreparedStore) -> PreparedStore:
         counts = self.counts
@@ -97,7 +98,7 @@ class Shelf:
         counts.not_stored += prepared.filtered + prepared.rejected
         if prepared.evicted:
             counts.evicted += len(prepared.evicted)
-            before = len(self._unread)
-            self._unread.difference_update(prepared.evicted)
-            counts.evicted_unread += before - len(self._unread)
+            before = len(self._read)
+            self._read.difference_update(prepared.evicted)
+            counts.evicted_unread += len(prepared.evicted) - (before - len(self._read))
         return prepared

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.policies.curve import SampledCurve, digest_sampler
 from kvoffload.sim.traces.base import TraceRequest
 
 Ints = NDArray[np.int64]
@@ -99,10 +100,12 @@ class Curve:
     """What LRU hits, by capacity in blocks. Arrays of one length."""
 
     capacities: tuple[int, ...]
-    miss_ratio: tuple[float, ...]
-    """Of block accesses; a hit behind a miss counts."""
+    miss_ratio: tuple[float, ...] | None
+    """Of block accesses; a hit behind a miss counts. None of a sampled curve."""
     prefix_hit_ratio: tuple[float, ...]
     """Of tokens; a block counts only if all before it hit."""
+    error: tuple[float, ...] | None = None
+    """Of a sampled curve: two standard errors of `prefix_hit_ratio`."""
 
 
 def lru_curve(requests: Iterable[TraceRequest], block_tokens: int, capacities: Sequence[int]) -> Curve:
@@ -122,6 +125,30 @@ def lru_curve(requests: Iterable[TraceRequest], block_tokens: int, capacities: S
         tuple(capacities),
         tuple(float(np.mean(distances >= capacity)) for capacity in capacities),
         tuple(float(weights[reach < capacity].sum() / max(1, total_tokens)) for capacity in capacities),
+    )
+
+
+def sampled_lru_curve(
+    requests: Iterable[TraceRequest], block_tokens: int, capacities: Sequence[int], rate: float
+) -> Curve:
+    """As `lru_curve`, from a sample of the blocks: memory for `rate` of the unique blocks, and no more.
+
+    Args:
+        requests: In the order of their arrival.
+        block_tokens: Tokens of a block.
+        capacities: Ascending.
+        rate: The share of the blocks that is sampled, above 0 and up to 1.
+    """
+    curve = SampledCurve(capacities, digest_sampler(rate), rate)
+    for request in requests:
+        rest = request.input_tokens - block_tokens * (len(request.keys) - 1)
+        curve.use(request.keys, min(1.0, rest / block_tokens))
+    found = curve.estimates()
+    return Curve(
+        tuple(capacities),
+        None,
+        tuple(estimate.hit_ratio for estimate in found),
+        tuple(estimate.error for estimate in found),
     )
 
 

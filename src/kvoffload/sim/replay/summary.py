@@ -8,14 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvoffload.config.units import format_bytes
+from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.sim.replay.engine import Outcome, Replay
 from kvoffload.sim.replay.options import ReplayOptions
 from kvoffload.sim.replay.shelf import Shelf
-from kvoffload.sim.replay.stack import Curve, lru_curve
+from kvoffload.sim.replay.stack import Curve, lru_curve, sampled_lru_curve
 from kvoffload.sim.traces.base import Trace
 
 _PERCENTILES = (50, 90, 99)
 _GIB = 1024**3
+EXACT_ACCESSES = 2_000_000
+"""Above, a curve comes from a sample: the exact one takes some hundred bytes for each access."""
+_SAMPLED_BLOCKS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +65,25 @@ def run_replays(trace: Trace, runs: Iterable[ReplayOptions]) -> list[RunResult]:
 
 
 def curve_of(trace: Trace, bytes_per_token: int) -> Curve:
-    """LRU over sizes that double, from one GiB (or a few chunks) to the whole trace."""
+    """LRU over sizes that double, from one GiB (or a few chunks) to the whole trace.
+
+    Exact, which needs memory for every access; of a trace with more than `EXACT_ACCESSES` from a sample of its blocks.
+    """
     chunk_bytes = trace.block_tokens * bytes_per_token
-    unique = len({key for request in trace for key in request.keys})
+    blocks: set[OffloadKey] = set()
+    accesses = 0
+    for request in trace:
+        blocks.update(request.keys)
+        accesses += len(request.keys)
+    unique = len(blocks)
     size = max(1, _GIB // chunk_bytes)
     capacities: list[int] = []
     while not capacities or capacities[-1] < unique:
         capacities.append(size)
         size *= 2
+    if accesses > EXACT_ACCESSES:
+        rate = min(1.0, _SAMPLED_BLOCKS / unique)
+        return sampled_lru_curve(trace, trace.block_tokens, capacities, rate)
     return lru_curve(trace, trace.block_tokens, capacities)
 
 
@@ -95,9 +110,18 @@ def lines_of(results: Sequence[RunResult]) -> list[str]:
 
 def curve_lines(curve: Curve, chunk_bytes: int) -> list[str]:
     """The curve for a terminal."""
+    if curve.miss_ratio is None or curve.error is not None:
+        return _sampled_lines(curve, chunk_bytes)
     lines = ["LRU by size   block misses   prefix hits (tokens)"]
     for blocks, misses, hits in zip(curve.capacities, curve.miss_ratio, curve.prefix_hit_ratio, strict=True):
         lines.append(f"{_short(blocks * chunk_bytes):>11}   {misses:12.4f}   {hits:.4f}")
+    return lines
+
+
+def _sampled_lines(curve: Curve, chunk_bytes: int) -> list[str]:
+    lines = ["LRU by size   prefix hits (tokens), from a sample, ± two standard errors"]
+    for blocks, hits, error in zip(curve.capacities, curve.prefix_hit_ratio, curve.error or (), strict=True):
+        lines.append(f"{_short(blocks * chunk_bytes):>11}   {hits:.4f} ± {error:.4f}")
     return lines
 
 

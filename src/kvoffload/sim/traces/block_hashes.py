@@ -10,6 +10,15 @@ from kvoffload.errors import ConfigError
 from kvoffload.sim.traces.base import KeyTable, Trace, TraceRequest
 
 
+def _is_whole(line: str) -> bool:
+    """Whether a last line without an end is one: an engine that is killed while it records leaves half of one."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
 class BlockHashTrace(Trace):
     """First line `{"block_tokens": 16}`, then a request a line.
 
@@ -32,7 +41,7 @@ class BlockHashTrace(Trace):
     def _lines(self) -> Iterator[tuple[int, str]]:
         lines = super()._lines()
         next(lines)
-        return lines
+        return ((number, line) for number, line in lines if line.endswith("\n") or _is_whole(line))
 
     def _parse(self, line: str) -> TraceRequest:
         fields = json.loads(line)

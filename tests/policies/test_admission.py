@@ -1,4 +1,4 @@
-"""Admission: a key is admitted at its n-th offer, and memory is bounded whatever is offered."""
+"""Admission: how much of a request, which of its chunks; and memory is bounded whatever is offered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvoffload.policies.admission import TouchFilter
+from kvoffload.policies.admission import Admission, AllOf, PromptOnly, SizeLimit, TouchFilter
 from kvoffload.testing.policy_tests import key
 
 offers = st.lists(st.lists(st.integers(0, 6), unique=True, max_size=5), max_size=25)
@@ -60,3 +60,30 @@ def test_clear_forgets_all_offers() -> None:
     admission.admit([key(1)])
     admission.clear()
     assert admission.admit([key(1)]) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 50), st.integers(0, 50), st.none() | st.integers(1, 50))
+def test_a_size_limit_cuts_long_prompts_and_leaves_short_ones_out(
+    prompt: int, shortest: int, most: int | None
+) -> None:
+    limit = SizeLimit(shortest, most).max_tokens(prompt)
+    assert limit == (0 if prompt < shortest else most)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 50), st.none() | st.integers(1, 50))
+def test_of_several_limits_the_tightest_holds(prompt: int, most: int | None) -> None:
+    limit = AllOf([Admission(), SizeLimit(0, most), PromptOnly()]).max_tokens(prompt)
+    assert limit == min(prompt, prompt if most is None else most)
+    assert AllOf([Admission(), SizeLimit(0, most)]).max_tokens(prompt) == most
+
+
+def test_a_chunk_that_one_filter_leaves_out_is_not_counted_by_those_behind_it() -> None:
+    twice, thrice = TouchFilter(2, 9), TouchFilter(3, 9)
+    both = AllOf([twice, thrice])
+    answers = [both.admit([key(1)]) for _ in range(6)]
+    assert answers == [[], [], [], [], [], [key(1)]]
+    both.admit([key(2)])
+    both.clear()
+    assert both.admit([key(2)]) == []
