@@ -30,11 +30,14 @@ TRANSFER_TIMEOUT_S = 6.0
 
 GROUPS_STEPS = {"max_num_batched_tokens": 512}
 """Several steps a prompt: windows move, and states are left behind."""
+PLAIN_ROTARY = {"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
+"""This build's own kernel turns query and key by the wrong angles where they are views of a joint projection: by others
+under another tensor-parallel size, and by others for other numbers of tokens in a step."""
 MODEL_ARGS: dict[str, dict[str, Any]] = {
     "gemma3": GROUPS_STEPS,
-    # This build's own kernel turns query and key of this model by the wrong angles, and by others under another TP.
-    "lfm2": {**GROUPS_STEPS, "compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}},
+    "lfm2": {**GROUPS_STEPS, **PLAIN_ROTARY},
     "qwen3-next": GROUPS_STEPS,
+    "deepseek": PLAIN_ROTARY,
 }
 """What engines of a model are started with, those for comparison, too: where steps end changes how states are rounded."""
 
@@ -380,10 +383,6 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         blocks=160,
         # A prompt ends as many small chunks at once, and what waits for a tier may take an eighth of the host.
         options={"cpu_bytes_to_use": "256MiB"},
-        connector={
-            "kv_connector": "ConnectorForDecodes",
-            "kv_connector_module_path": "connector_for_decodes",
-        },
     ),
     "fs-tp2": lambda shelf, folder: FsSubject(shelf, folder, kind="fs-tp2", tp=2),
     "gemma3-faults": _kind("gemma3-faults", model="gemma3", blocks=GROUPS_BLOCKS),

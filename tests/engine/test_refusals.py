@@ -113,6 +113,7 @@ def _engine(tmp_path: Path, *, options: dict[str, Any] | None = None, **changes:
         ),
         load_config=SimpleNamespace(load_format=changes.get("load_format", "auto"), download_dir=None),
         device_config=SimpleNamespace(device_type=changes.get("device_type", "cpu")),
+        compilation_config=SimpleNamespace(custom_ops=changes.get("custom_ops", ["all"])),
         speculative_config=changes.get("speculative_config"),
         kv_events_config=None,
         use_v2_model_runner=changes.get("use_v2_model_runner", False),
@@ -143,10 +144,15 @@ def test_a_plain_model_is_accepted(tmp_path: Path) -> None:
     OffloadingSpecFactory.create(config).close()
 
 
-def test_latent_attention_is_refused_where_the_engine_cannot_go_on_behind_a_prefix(tmp_path: Path) -> None:
+def test_latent_attention_is_refused_where_the_engine_computes_other_keys_in_every_step(
+    tmp_path: Path,
+) -> None:
     latent = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
     text = _refusal(_engine(tmp_path, block_size=16, use_mla=True), _cache(latent))
     assert "MLA" in text
+    assert "-rotary_embedding" in text
+    mended = _engine(tmp_path, block_size=16, use_mla=True, custom_ops=["all", "-rotary_embedding"])
+    assert build_offloading_config(mended, _cache(latent)).groups
     other = _engine(tmp_path, block_size=16, use_mla=True, device_type="cuda")
     assert build_offloading_config(other, _cache(latent)).groups[0].tokens_per_block == 16
 

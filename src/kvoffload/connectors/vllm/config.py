@@ -252,14 +252,21 @@ def _cache(
     )
 
 
+def _plain_rotary(vllm_config: Any) -> bool:
+    """Whether vLLM rotates query and key with plain torch in place of its own kernel."""
+    chosen = vllm_config.compilation_config.custom_ops
+    return "-rotary_embedding" in chosen or ("none" in chosen and "+rotary_embedding" not in chosen)
+
+
 def _refuse_no_prefix(vllm_config: Any) -> None:
     """Refuse what the engine cannot compute rightly when the beginning of a prompt comes from a cache."""
     model = vllm_config.model_config
-    if model.use_mla and vllm_config.device_config.device_type == "cpu":
-        # vLLM itself switches its prefix cache off there; measured: log-probabilities differ by 0.1 after a load.
+    if model.use_mla and vllm_config.device_config.device_type == "cpu" and not _plain_rotary(vllm_config):
+        # Measured: a token's keys depend on how many others are in its step; log-probabilities differ by 0.4 to 1.4.
         raise UnsupportedModelError(
-            "kvoffload: vLLM's CPU kernels for MLA models cannot go on behind a cached prefix (vLLM switches its own "
-            "prefix cache off for them, too); start without the connector"
+            "kvoffload: vLLM's CPU kernel for rotary embeddings turns the keys of MLA models by wrong angles, by others in every "
+            "step, so that nothing which it has computed can be used again; start with --compilation-config "
+            """'{"custom_ops": ["all", "-rotary_embedding"]}' (the plain implementation), or without the connector"""
         )
     if not model.is_prefix_caching_supported:
         raise UnsupportedModelError(
