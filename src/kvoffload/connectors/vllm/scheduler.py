@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -58,8 +59,8 @@ class ConnectorScheduler:
     def add_request(self, request: Any) -> None:
         """A request arrived."""
         limits = self._limits(request)
-        salt = self._adapter_salt(request)
-        if salt is None:
+        adapter_salt = self._adapter_salt(request)
+        if adapter_salt is None:
             limits = _OFF
         self._manager.add_request(
             RequestInfo(
@@ -69,7 +70,7 @@ class ConnectorScheduler:
                 max_load_tokens=limits.max_load_tokens,
                 max_offload_tokens=limits.max_offload_tokens,
                 skip_load=request.skip_reading_prefix_cache or limits.max_load_tokens == 0,
-                key_salt=salt or b"",
+                key_salt=(adapter_salt or b"") + _mixed_prompt_salt(request),
             )
         )
 
@@ -217,6 +218,15 @@ class ConnectorScheduler:
                     "kvoffload: request %s is served without the cache: %s", request.request_id, problem
                 )
         return limits
+
+
+def _mixed_prompt_salt(request: Any) -> bytes:
+    """What vLLM leaves out of its hashes of a prompt that mixes tokens and embeddings: which of them a position is.
+
+    Token 0 and an embedding of zeros look alike there, and their KV does not.
+    """
+    mask = request.prompt_is_token_ids
+    return b"" if mask is None else hashlib.sha256(bytes(map(bool, mask))).digest()
 
 
 def _valid_tokens(request: Any) -> int:
