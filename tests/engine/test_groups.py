@@ -171,7 +171,7 @@ def test_what_one_tensor_parallel_size_has_stored_another_one_loads(subject: FsS
         subject.clear()
 
 
-@on("gemma3-faults", "lfm2-faults")
+@on("gemma3-faults", "gemma3-async", "lfm2-faults")
 @pytest.mark.parametrize("name", ["all", "first", "last"])
 def test_a_chunk_that_fails_in_one_group_voids_the_load_of_all(subject: Subject, name: str) -> None:
     prompt = PROMPTS[:1]

@@ -22,7 +22,7 @@ def _crowd(subject: Subject) -> list[list[int]]:
     return SIX if subject.kind.startswith("gemma3") else FIVE
 
 
-@on("tp1", "async", "tp2", "small-steps")
+@on("tp1", "async", "tp2", "small-steps", "gemma3-async")
 def test_preempted_requests_go_on_with_equal_outputs(subject: Subject) -> None:
     crowd = _crowd(subject)
     wanted = subject.cold(crowd, max_tokens=ANSWER)
@@ -39,7 +39,7 @@ def test_preempted_requests_go_on_with_equal_outputs(subject: Subject) -> None:
     assert_equal_outputs(found, subject.cold(crowd), SAME_MATHS)
 
 
-@on("tp1", "async", "tp2")
+@on("tp1", "async", "tp2", "gemma3-async")
 def test_a_preempted_request_gets_its_prompt_back_from_the_host(subject: Subject) -> None:
     with subject.counting() as counted:
         subject.engine.generate(_crowd(subject), one_by_one=False, max_tokens=ANSWER)

@@ -170,7 +170,7 @@ def test_more_prompts_than_the_host_holds_are_evicted_there_and_served_correctly
     assert_equal_outputs([oldest], cold[:1], subject.cold_tolerance)
 
 
-@on("async")
+@on("async", "gemma3-async")
 def test_async_scheduling_is_really_on(subject: Subject) -> None:
     facts = subject.engine.facts()
     assert facts["async_scheduling"]
