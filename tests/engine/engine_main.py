@@ -80,21 +80,34 @@ def _sampling(request: dict[str, Any]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    options = {
-        key: value
-        for key, value in request.items()
-        if key not in {"id", "prompt", "kv_transfer_params", "cache_salt"}
-    }
+    others = {"id", "prompt", "kv_transfer_params", "cache_salt", "adapter", "embeds_seed"}
+    options: dict[str, Any] = {"temperature": 0}
+    options |= {key: value for key, value in request.items() if key not in others}
     if "kv_transfer_params" in request:
         options["extra_args"] = {"kv_transfer_params": request["kv_transfer_params"]}
     return SamplingParams(
-        temperature=0, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, **options
+        ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, **options
     )
 
 
-def _prompt(request: dict[str, Any]) -> dict[str, Any]:
+def _prompt(request: dict[str, Any], hidden_size: int) -> dict[str, Any]:
     salt = {"cache_salt": request["cache_salt"]} if "cache_salt" in request else {}
+    if "embeds_seed" in request:
+        return {"prompt_embeds": _embeds(request["embeds_seed"], len(request["prompt"]), hidden_size), **salt}
     return {"prompt_token_ids": request["prompt"], **salt}
+
+
+def _embeds(seed: int, tokens: int, hidden_size: int) -> Any:
+    """Instead of tokens: random vectors of about the size of the tiny models' own."""
+    import torch
+
+    return 0.08 * torch.randn(tokens, hidden_size, generator=torch.Generator().manual_seed(seed))
+
+
+def _adapter(request: dict[str, Any]) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(**request["adapter"]) if request.get("adapter") else None
 
 
 def _plain_logprobs(items: Any) -> list[dict[int, float]] | None:
@@ -104,10 +117,12 @@ def _plain_logprobs(items: Any) -> list[dict[int, float]] | None:
 
 
 def _plain(request_id: str, output: Any) -> dict[str, Any]:
-    (completion,) = output.outputs
+    completions = sorted(output.outputs, key=lambda completion: completion.index)
+    completion = completions[0]
     return {
         "id": request_id,
         "tokens": list(completion.token_ids),
+        "samples": [list(completion.token_ids) for completion in completions],
         "logprobs": _plain_logprobs(completion.logprobs),
         "prompt_logprobs": _plain_logprobs(output.prompt_logprobs),
         "cached_tokens": output.num_cached_tokens or 0,
@@ -168,6 +183,23 @@ def _force_async_scheduling() -> None:
     CpuPlatform.check_and_update_config = classmethod(keep)
 
 
+def _beam_search_over(engine: Any) -> Any:
+    """The search of `vllm.LLM`, around an engine that is there already and has no tokenizer."""
+    from types import SimpleNamespace
+
+    from vllm import LLM
+    from vllm.utils.counter import Counter
+
+    search = LLM.__new__(LLM)
+    search.llm_engine = engine
+    search.model_config = engine.model_config
+    search.request_counter = Counter()
+    search.renderer = engine.renderer
+    nobody = SimpleNamespace(eos_token_id=None, decode=lambda tokens, **_: "")
+    search.renderer.get_tokenizer = lambda: nobody
+    return search
+
+
 class StepBackend:
     """The engine's core in this process: nothing moves unless a command makes it move."""
 
@@ -183,8 +215,14 @@ class StepBackend:
         self._outputs: list[dict[str, Any]] = []
 
     def submit(self, requests: list[dict[str, Any]]) -> None:
+        hidden_size = self._engine.model_config.get_hidden_size()
         for request in requests:
-            self._engine.add_request(request["id"], _prompt(request), _sampling(request))
+            self._engine.add_request(
+                request["id"],
+                _prompt(request, hidden_size),
+                _sampling(request),
+                lora_request=_adapter(request),
+            )
             self._unfinished[request["id"]] = None
 
     def abort(self, ids: list[str]) -> None:
@@ -208,6 +246,15 @@ class StepBackend:
             self.step()
         outputs, self._outputs = self._outputs, []
         return outputs
+
+    def beam_search(self, prompt: list[int], beams: int, max_tokens: int) -> list[tuple[list[int], float]]:
+        """vLLM's own search: the answers (token ids) with their summed log-probabilities, the best first."""
+        from vllm.sampling_params import BeamSearchParams
+
+        search = _beam_search_over(self._engine)
+        parameters = BeamSearchParams(beam_width=beams, max_tokens=max_tokens, ignore_eos=True)
+        (output,) = search.beam_search([{"prompt_token_ids": prompt}], parameters)
+        return [(beam.tokens[len(prompt) :], beam.cum_logprob) for beam in output.sequences]
 
     def reset(self, connector: bool, running: bool = False) -> bool:
         return self._engine.reset_prefix_cache(reset_running_requests=running, reset_connector=connector)
@@ -297,7 +344,10 @@ class ServeBackend:
 
     async def _one(self, request: dict[str, Any]) -> dict[str, Any]:
         last = None
-        async for output in self._engine.generate(_prompt(request), _sampling(request), request["id"]):
+        prompt = _prompt(request, self._engine.model_config.get_hidden_size())
+        async for output in self._engine.generate(
+            prompt, _sampling(request), request["id"], lora_request=_adapter(request)
+        ):
             last = output
         return _plain(request["id"], last)
 

@@ -42,6 +42,8 @@ class Output:
     prompt_logprobs: list[dict[int, float]] | None
     cached_tokens: int
     finish_reason: str
+    samples: list[list[int]]
+    """The tokens of all answers, if more than one was asked for; `tokens` and `logprobs` are the first one's."""
     kv_transfer_params: dict[str, Any] | None
     """What the connector tells the request's author."""
 
@@ -219,6 +221,12 @@ class Engine:
         """Run until all requests are finished (and nothing is in flight any more); outputs since the last call."""
         outputs = self._call("collect", wait_s=deadline_s + 10, deadline_s=deadline_s, until_idle=until_idle)
         return [Output(**output) for output in outputs]
+
+    def beam_search(
+        self, prompt: Sequence[int], *, beams: int, max_tokens: int
+    ) -> list[tuple[list[int], float]]:
+        """The best answers and their summed log-probabilities (mode "step")."""
+        return self._call("beam_search", prompt=list(prompt), beams=beams, max_tokens=max_tokens)
 
     def step(self, times: int = 1) -> None:
         """Engine steps, one after the other (mode "step")."""

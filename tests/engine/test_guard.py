@@ -25,6 +25,7 @@ class Request:
     skip_reading_prefix_cache = False
     kv_transfer_params = None
     lora_request = None
+    prompt_is_token_ids = None
     status = RequestStatus.WAITING
 
     def __init__(self, name: str, tokens: int, span: int) -> None:

@@ -14,6 +14,7 @@ from shelf import BLOCKS, Shelf
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
+from vllm.config import SpeculativeConfig  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
@@ -97,20 +98,7 @@ def _engine(tmp_path: Path, *, options: dict[str, Any] | None = None, **changes:
         ),
         parallel_config=parallel,
         cache_config=cache,
-        model_config=SimpleNamespace(
-            model=str(tmp_path),
-            revision=None,
-            use_mla=changes.get("use_mla", False),
-            is_prefix_caching_supported=changes.get("is_prefix_caching_supported", True),
-            hf_config=SimpleNamespace(
-                to_dict=lambda: {"rope": changes.get("rope"), "_name_or_path": "anywhere"}
-            ),
-            quantization=changes.get("quantization"),
-            dtype=changes.get("dtype", torch.float32),
-            seed=changes.get("seed", 0),
-            get_total_num_kv_heads=lambda: 4,
-            hf_text_config=SimpleNamespace(to_dict=dict),
-        ),
+        model_config=_model_config(str(tmp_path), **changes),
         load_config=SimpleNamespace(load_format=changes.get("load_format", "auto"), download_dir=None),
         device_config=SimpleNamespace(device_type=changes.get("device_type", "cpu")),
         compilation_config=SimpleNamespace(custom_ops=changes.get("custom_ops", ["all"])),
@@ -118,6 +106,36 @@ def _engine(tmp_path: Path, *, options: dict[str, Any] | None = None, **changes:
         kv_events_config=None,
         use_v2_model_runner=changes.get("use_v2_model_runner", False),
     )
+
+
+def _model_config(path: str, **changes: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        model=path,
+        revision=None,
+        use_mla=changes.get("use_mla", False),
+        is_prefix_caching_supported=changes.get("is_prefix_caching_supported", True),
+        hf_config=SimpleNamespace(to_dict=lambda: {"rope": changes.get("rope"), "_name_or_path": "anywhere"}),
+        quantization=changes.get("quantization"),
+        dtype=changes.get("dtype", torch.float32),
+        seed=changes.get("seed", 0),
+        get_total_num_kv_heads=lambda: 4,
+        hf_text_config=SimpleNamespace(to_dict=dict),
+    )
+
+
+def _speculative(method: str, draft: str = "draft") -> SpeculativeConfig:
+    """vLLM's own answers to what it is asked; only its checks of the draft model's files are left out."""
+    made = SpeculativeConfig.__new__(SpeculativeConfig)
+    made.method = method
+    made.draft_model_config = _model_config(draft)
+    return made
+
+
+def _weights(tmp_path: Path, seed: int, name: str = "draft") -> str:
+    path = tmp_path / f"{name}{seed}" if name != "." else tmp_path
+    path.mkdir(exist_ok=True)
+    (path / "model.safetensors").write_bytes(bytes([seed]) * 100)
+    return str(path)
 
 
 @pytest.fixture(autouse=True)
@@ -220,8 +238,13 @@ def test_a_chunk_in_tokens_that_does_not_fit_all_groups_is_refused_with_the_othe
         ((FULL, WINDOW), {"use_v2_model_runner": True}, ["model runner"]),
         (
             (FULL, WINDOW),
-            {"speculative_config": SimpleNamespace(method="ngram", use_eagle=lambda: False)},
-            ["speculative"],
+            {"speculative_config": _speculative("ngram")},
+            ["2 KV cache groups", "speculative decoding", "start without it"],
+        ),
+        (
+            (FULL, STATE),
+            {"speculative_config": _speculative("draft_model")},
+            ["2 KV cache groups", "speculative decoding", "start without it"],
         ),
         ((FULL, dataclasses.replace(STATE, mamba_cache_mode="none")), {}, ["--mamba-cache-mode align"]),
         ((FULL, STATE), {"prefix_match_unit": 64}, ["hash unit of 64"]),
@@ -298,11 +321,37 @@ def test_parallel_layouts_that_are_not_served_are_refused_by_name(tmp_path: Path
     assert f"{name}=1" in text
 
 
-def test_draft_models_with_kv_of_their_own_are_refused(tmp_path: Path) -> None:
-    speculative = SimpleNamespace(method="eagle3", use_eagle=lambda: True)
-    text = _refusal(_engine(tmp_path, speculative_config=speculative), _cache(FULL))
-    assert "eagle3" in text
-    assert "ngram" in text
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "dflash", "extract_hidden_states"])
+def test_drafters_with_kv_of_their_own_are_refused(tmp_path: Path, method: str) -> None:
+    text = _refusal(_engine(tmp_path, speculative_config=_speculative(method)), _cache(FULL))
+    assert all(word in text for word in (repr(method), "'ngram'", "'draft_model'"))
+
+
+def test_a_draft_model_is_a_part_of_the_namespace(tmp_path: Path) -> None:
+    def digest(seed: int | None) -> str:
+        speculative = None if seed is None else _speculative("draft_model", _weights(tmp_path, seed))
+        engine = _engine(tmp_path, speculative_config=speculative)
+        return namespace_of(build_offloading_config(engine, _cache(FULL))).digest
+
+    assert len({digest(None), digest(1), digest(2)}) == 3
+    assert digest(1) == digest(1)
+
+
+def test_a_draft_model_whose_weights_cannot_be_told_has_no_store(tmp_path: Path) -> None:
+    _weights(tmp_path, 0, name=".")
+    options = {"secondary_tiers": [{"type": "fs", "root_dir": str(tmp_path / "store")}]}
+    speculative = _speculative("draft_model", "nobody/has-this-model")
+    known = _engine(tmp_path, options={**options, "model_identity": "v1"}, speculative_config=speculative)
+    build_offloading_config(known, _cache(FULL))
+    text = _refusal(_engine(tmp_path, options=options, speculative_config=speculative), _cache(FULL))
+    assert all(word in text for word in ("nobody/has-this-model", "model_identity"))
+
+
+def test_a_canonical_layout_with_a_draft_model_is_refused(tmp_path: Path) -> None:
+    speculative = _speculative("draft_model", _weights(tmp_path, 1))
+    engine = _engine(tmp_path, options={"canonical_layout": True}, speculative_config=speculative)
+    text = _refusal(engine, _cache(FULL), ConfigError)
+    assert all(word in text for word in ("canonical_layout", "draft model", "leave it out"))
 
 
 def test_a_hash_with_a_random_seed_is_refused(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_more_prompts_than_the_host_holds_are_evicted_there_and_served_correctly
     assert_equal_outputs([oldest], cold[:1], subject.cold_tolerance)
 
 
-@on("async")
+@on("async", "gemma3-async")
 def test_async_scheduling_is_really_on(subject: Subject) -> None:
     facts = subject.engine.facts()
     assert facts["async_scheduling"]
@@ -187,21 +187,3 @@ def test_without_a_device_cache_every_repeat_is_served_from_the_host(subject: Su
         assert_equal_outputs(found, cold, SAME_MATHS)
         assert counted["kvoffload_loaded_chunks"] == (8 if round_number else 0)
         assert counted["vllm:prefix_cache_hits"] == 0
-
-
-@on("drafts")
-def test_rejected_drafts_are_never_stored(subject: Subject) -> None:
-    # Every known token may begin a draft, and next to all drafts are wrong.
-    prompts = prompts_of(seed=14, number=3, tokens=500)
-    cold = subject.cold(prompts, max_tokens=300)
-    with subject.counting() as counted:
-        answers = subject.engine.generate(prompts, max_tokens=300)
-    assert counted["vllm:spec_decode_num_draft_tokens"] > 100
-    assert counted["vllm:spec_decode_num_accepted_tokens"] < counted["vllm:spec_decode_num_draft_tokens"]
-    assert_equal_outputs(answers, cold, SAME_MATHS)
-    subject.evict_device()
-    turns = [[*prompt, *answer.tokens, 11, 12, 13] for prompt, answer in zip(prompts, answers, strict=True)]
-    found = subject.engine.generate(turns)
-    # 500 + 300 - 1 tokens have KV.
-    assert [output.cached_tokens for output in found] == [799 // 128 * 128] * 3
-    assert_equal_outputs(found, subject.cold(turns), SAME_MATHS)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from real_models import make_gemma3_270m_directory
+
 VOCAB = 1000
 MAX_POSITIONS = 8192
 
@@ -71,6 +73,12 @@ def make_gemma3(root: Path) -> TinyModel:
     path = root / "tiny-gemma3"
     Gemma3ForCausalLM(config).to(torch.float32).save_pretrained(path)
     return TinyModel(str(path), tokens_per_block=128, dtype="float32", layers=6)
+
+
+def make_gemma3_270m(root: Path) -> TinyModel:
+    """A real one of this family; skips the test where it cannot be had."""
+    path = make_gemma3_270m_directory(root)
+    return TinyModel(str(path), tokens_per_block=128, dtype="float32", layers=18)
 
 
 def make_lfm2(root: Path) -> TinyModel:
@@ -175,6 +183,40 @@ def make_deepseek(root: Path) -> TinyModel:
     return TinyModel(str(path), tokens_per_block=16, dtype="float32", layers=layers)
 
 
+def make_draft(root: Path) -> TinyModel:
+    """Guesses what `make_llama` says, and is wrong now and then: the same weights with some noise in the last layer."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(make_llama(root).path, dtype=torch.float32)
+    torch.manual_seed(25)
+    with torch.no_grad():
+        model.lm_head.weight += 0.02 * torch.randn_like(model.lm_head.weight)
+    path = root / "tiny-llama-draft"
+    model.save_pretrained(path)
+    return TinyModel(str(path), tokens_per_block=128, dtype="float32", layers=4)
+
+
+def make_adapter(root: Path, name: str, seed: int) -> Path:
+    """A LoRA adapter of `make_llama`: random, and large enough to show in the output."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(4):
+        for module, rows in (("k_proj", 256), ("v_proj", 256)):
+            stem = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            weights[f"{stem}.lora_A.weight"] = 0.1 * torch.randn(8, 512, generator=generator)
+            weights[f"{stem}.lora_B.weight"] = 0.1 * torch.randn(rows, 8, generator=generator)
+    path = root / name
+    path.mkdir()
+    save_file(weights, path / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["k_proj", "v_proj"]}
+    (path / "adapter_config.json").write_text(json.dumps(settings))
+    return path
+
+
 def _add_to_config(path: Path, **fields: object) -> None:
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
@@ -182,6 +224,7 @@ def _add_to_config(path: Path, **fields: object) -> None:
 
 MAKERS: dict[str, Callable[[Path], TinyModel]] = {
     "llama": make_llama,
+    "draft": make_draft,
     "gemma3": make_gemma3,
     "lfm2": make_lfm2,
     "qwen3-next": make_qwen3_next,

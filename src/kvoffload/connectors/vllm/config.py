@@ -73,10 +73,14 @@ def build_offloading_config(vllm_config: Any, kv_cache_config: Any) -> Offloadin
     _refuse_unsupported(vllm_config, kv_cache_config)
     groups = group_configs(vllm_config, kv_cache_config)
     cache = _cache(vllm_config, kv_cache_config, options, groups)
-    replicated = _is_replicated(groups, options, vllm_config.parallel_config)
+    replicated = _draft_model(vllm_config) is None and _is_replicated(
+        groups, options, vllm_config.parallel_config
+    )
     # One copy of bytes that all ranks hold is the canonical layout of such a model: it costs nothing more.
     is_canonical = options.canonical_layout or replicated
     portable = False
+    if options.canonical_layout:
+        _refuse_canonical_drafts(vllm_config)
     if is_canonical:
         groups = _with_canonical_order(groups, HeadOrder[options.canonical_order])
         groups, portable = _as_canonical(groups, cache.blocks_per_chunk, vllm_config.parallel_config)
@@ -156,6 +160,15 @@ def _with_canonical_order(
     )
 
 
+def _refuse_canonical_drafts(vllm_config: Any) -> None:
+    """How a draft model's heads are shared out (it may run unsharded beside a sharded target) its layers do not say."""
+    if _draft_model(vllm_config) is not None:
+        raise ConfigError(
+            f"{WHERE}: canonical_layout is not available with a draft model in this version; leave it out (chunks are then "
+            "read under the same parallel layout only)"
+        )
+
+
 def _as_canonical(
     groups: tuple[OffloadingGroupConfig, ...], blocks_per_chunk: int, parallel: Any
 ) -> tuple[tuple[OffloadingGroupConfig, ...], bool]:
@@ -174,22 +187,37 @@ def _model(vllm_config: Any, kv_cache_config: Any, options: OffloadingOptions) -
     # Of several groups one at least is full attention. What states are made of stands in their signatures.
     specs = [group.layer_spec for group in kept_groups(kv_cache_config)]
     spec = next(spec for spec in specs if hasattr(spec, "kv_quant_mode"))
-    revision = _revision(vllm_config, options)
+    weights = _weights(vllm_config, model, options)
+    draft = _draft_model(vllm_config)
+    if draft is not None:
+        # Its keys and values lie in the same chunks.
+        weights = f"{weights} draft=({_weights(vllm_config, draft, options)})"
     return OffloadingModelConfig(
         # A local directory is known by its contents (see the revision), not by where it lies on this host.
         name=Path(model.model).name if os.path.exists(model.model) else model.model,  # noqa: PTH110
-        revision=f"{revision} {_weights_identity(vllm_config)}",
+        revision=weights,
         # What the engine allocated, not what was asked for: "auto" means different things for different checkpoints.
         dtype=f"{dtype_name(spec.dtype)} ({vllm_config.cache_config.cache_dtype})",
         quantisation=str(getattr(spec.kv_quant_mode, "name", spec.kv_quant_mode)).lower(),
     )
 
 
-def _revision(vllm_config: Any, options: OffloadingOptions) -> str:
+def _draft_model(vllm_config: Any) -> Any:
+    """VLLM's `ModelConfig` of the model that drafts tokens; None if there is none."""
+    speculative = vllm_config.speculative_config
+    return (
+        speculative.draft_model_config if speculative is not None and speculative.uses_draft_model() else None
+    )
+
+
+def _weights(vllm_config: Any, model: Any, options: OffloadingOptions) -> str:
+    return f"{_revision(vllm_config, model, options)} {_weights_identity(vllm_config, model)}"
+
+
+def _revision(vllm_config: Any, model: Any, options: OffloadingOptions) -> str:
     """Which weights these are. Raises UnsupportedModelError if that is uncertain and KV shall outlive the engine."""
     if options.model_identity is not None:
         return f"declared:{options.model_identity}"
-    model = vllm_config.model_config
     revision = model_revision(model.model, model.revision, vllm_config.load_config.download_dir)
     load_format = str(
         getattr(vllm_config.load_config.load_format, "value", vllm_config.load_config.load_format)
@@ -203,9 +231,8 @@ def _revision(vllm_config: Any, options: OffloadingOptions) -> str:
     return revision
 
 
-def _weights_identity(vllm_config: Any) -> str:
+def _weights_identity(vllm_config: Any, model: Any) -> str:
     """What else decides which numbers come out of the same checkpoint: overrides, quantisation, dtype, dummy weights."""
-    model = vllm_config.model_config
     settings = {
         name: value
         for name, value in model.hf_config.to_dict().items()
@@ -288,10 +315,17 @@ def _refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
             raise UnsupportedModelError(
                 f"kvoffload: {name}={value} is not supported by this version; start with {name}=1 or without the connector"
             )
+    _refuse_speculation(vllm_config)
+    refuse_groups(vllm_config, kv_cache_config)
+
+
+def _refuse_speculation(vllm_config: Any) -> None:
+    """A draft model runs over the same tokens in the same steps as its target. Other drafters' KV lags behind, or is no KV."""
     speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.use_eagle():
+    if speculative is None or not speculative.uses_draft_kv_cache():
+        return
+    if not speculative.uses_draft_model():
         raise UnsupportedModelError(
             f"kvoffload: speculative method {speculative.method!r} keeps KV of its own, which this version does not "
-            "store; start without it, with 'ngram', or without the connector"
+            "store; start without it, with 'ngram' or 'draft_model', or without the connector"
         )
-    refuse_groups(vllm_config, kv_cache_config)

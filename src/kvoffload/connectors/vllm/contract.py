@@ -68,6 +68,7 @@ _REQUEST_ATTRIBUTES = (
     "skip_reading_prefix_cache",
     "resumable",
     "lora_request",
+    "prompt_is_token_ids",
     "num_tokens",
     "status",
 )

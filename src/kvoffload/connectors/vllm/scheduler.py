@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -71,10 +72,11 @@ class ConnectorScheduler:
     def add_request(self, request: Any) -> None:
         """A request arrived."""
         limits = self._limits(request)
-        salt = self._adapter_salt(request)
-        if salt is None:
+        adapter_salt = self._adapter_salt(request)
+        if adapter_salt is None:
             limits = OFF
-        self._record(request, salt or b"")
+        salt = (adapter_salt or b"") + _mixed_prompt_salt(request)
+        self._record(request, salt)
         self._manager.add_request(
             RequestInfo(
                 req_id=request.request_id,
@@ -83,7 +85,7 @@ class ConnectorScheduler:
                 max_load_tokens=limits.max_load_tokens,
                 max_offload_tokens=limits.max_offload_tokens,
                 skip_load=request.skip_reading_prefix_cache or limits.max_load_tokens == 0,
-                key_salt=salt or b"",
+                key_salt=salt,
                 wishes=limits.wishes,
             )
         )
@@ -254,6 +256,15 @@ class ConnectorScheduler:
                     fault.text,
                 )
         return limits
+
+
+def _mixed_prompt_salt(request: Any) -> bytes:
+    """What vLLM leaves out of its hashes of a prompt that mixes tokens and embeddings: which of them a position is.
+
+    Token 0 and an embedding of zeros look alike there, and their KV does not.
+    """
+    mask = request.prompt_is_token_ids
+    return b"" if mask is None else hashlib.sha256(bytes(map(bool, mask))).digest()
 
 
 def _valid_tokens(request: Any) -> int:
