@@ -198,12 +198,14 @@ def test_what_changes_the_numbers_of_a_checkpoint_changes_the_namespace(
     assert plain.digest != changed.digest
 
 
-def test_windows_and_states_beside_full_attention_are_accepted(tmp_path: Path) -> None:
-    config = build_offloading_config(_engine(tmp_path), _cache(FULL, WINDOW, STATE))
-    assert [group.reach_tokens for group in config.groups] == [None, 255, 1]
-    assert [group.is_state for group in config.groups] == [False, False, True]
+def test_windows_states_and_local_stretches_beside_full_attention_are_accepted(tmp_path: Path) -> None:
+    config = build_offloading_config(_engine(tmp_path), _cache(FULL, WINDOW, STATE, LOCAL))
+    assert [group.reach_tokens for group in config.groups] == [None, 255, 1, None]
+    assert [group.is_state for group in config.groups] == [False, False, True, False]
+    assert [group.local_tokens for group in config.groups] == [None, None, None, 256]
     # Of a state what it is made of, not what its page is padded to.
-    assert [group.worker_kv_bytes_per_block for group in config.groups] == [2 * PAGE_BYTES] * 2 + [2 * 1024]
+    sizes = [group.worker_kv_bytes_per_block for group in config.groups]
+    assert sizes == [2 * PAGE_BYTES, 2 * PAGE_BYTES, 2 * 1024, 2 * PAGE_BYTES]
     assert (config.cache.tokens_per_hash, config.cache.boundary_unit_tokens) == (128, 128)
     OffloadingSpecFactory.create(config).close()
 
@@ -233,7 +235,7 @@ def test_a_chunk_in_tokens_that_does_not_fit_all_groups_is_refused_with_the_othe
     [
         ((WINDOW,), {}, ["1 group(s)", "SlidingWindowSpec"]),
         ((WINDOW, STATE), {}, ["2 group(s)", "MambaSpec"]),
-        ((FULL, LOCAL), {}, ["ChunkedLocalAttentionSpec"]),
+        ((LOCAL,), {}, ["1 group(s)", "ChunkedLocalAttentionSpec"]),
         ((FULL, WINDOW), {"enable_prefix_caching": False}, ["--enable-prefix-caching"]),
         ((FULL, WINDOW), {"use_v2_model_runner": True}, ["model runner"]),
         (

@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -27,7 +28,7 @@ from vllm.v1.request import Request as VllmRequest
 
 from kvoffload.sim.block_pool import NULL_BLOCK, BlockPool
 from kvoffload.sim.requests import Request
-from kvoffload.sim.setups import STATE, Setup
+from kvoffload.sim.setups import STATE, Local, Setup
 from kvoffload.sim.splitting import tokens_of_step
 from kvoffload.sim.tables import GroupTables
 from kvoffload.types import RequestId
@@ -36,6 +37,7 @@ NUM_BLOCKS = 200
 SETUPS = {
     "window": Setup(tokens_per_block=(4, 4), windows=(None, 6)),
     "windows of two sizes": Setup(tokens_per_block=(4, 8, 4), windows=(None, 16, 3)),
+    "local stretches": Setup(tokens_per_block=(4, 4), windows=(None, Local(12))),
     "states": Setup(tokens_per_block=(4, 4), windows=(None, STATE)),
     "windows and states": Setup(tokens_per_block=(4, 4, 4), windows=(None, 9, STATE)),
 }
@@ -50,6 +52,8 @@ def spec_of(setup: Setup, group: int) -> Any:
     shape = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
     if window is None:
         return FullAttentionSpec(block_size=tokens, **shape)
+    if isinstance(window, Local):
+        return ChunkedLocalAttentionSpec(block_size=tokens, attention_chunk_size=window.tokens, **shape)
     return SlidingWindowSpec(block_size=tokens, sliding_window=window, **shape)
 
 

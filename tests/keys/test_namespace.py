@@ -75,6 +75,7 @@ NO_MEANING: dict[str, Change] = {
     "cache.prefix_caching": within("cache", prefix_caching=False),
     "cache.boundary_unit_tokens": within("cache", boundary_unit_tokens=64),
     "group.reach_tokens": group(reach_tokens=255),
+    "group.local_tokens": group(local_tokens=256),
     "options.cpu_bytes_to_use": within("options", cpu_bytes_to_use=2**30),
     "options.eviction_policy": within("options", eviction_policy="arc"),
     "options.store_threshold": within("options", store_threshold=2),

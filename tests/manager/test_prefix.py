@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,15 @@ from hypothesis import strategies as st
 from kvoffload.manager.prefix import GroupChunks, Span, usable_boundary
 from kvoffload.manager.request import GroupGeometry
 
-KINDS = [None, 1, 2, 3, 5]
-"""Reaches: full attention, one state (1), windows of 3, 4 and 6 tokens."""
+KINDS = [(None, None), (1, None), (2, None), (3, None), (5, None), (None, 4), (None, 3)]
+"""Reaches and local stretches: full attention, one state (1), windows of 3, 4 and 6 tokens, stretches of 4 and of 3."""
+
+
+def sees(geometry: GroupGeometry, token: int, other: int) -> bool:
+    """Whether a token looks at an earlier one, itself or with what it has read."""
+    if geometry.local_tokens is not None:
+        return token // geometry.local_tokens == other // geometry.local_tokens
+    return geometry.reach_tokens is None or token - other <= geometry.reach_tokens
 
 
 def by_definition(groups: Sequence[GroupChunks], span: Span) -> int:
@@ -22,8 +30,9 @@ def by_definition(groups: Sequence[GroupChunks], span: Span) -> int:
     def serves(group: GroupChunks, boundary: int) -> bool:
         size = group.geometry.tokens_per_chunk
         first = span.computed_tokens // size
-        reach = boundary if group.geometry.reach_tokens is None else group.geometry.reach_tokens
-        for token in range(max(span.computed_tokens, boundary - reach), boundary):
+        for token in range(span.computed_tokens, boundary):
+            if not sees(group.geometry, boundary, token):
+                continue
             chunk = token // size - first
             if chunk >= len(group.there) or not group.there[chunk]:
                 return False
@@ -47,16 +56,22 @@ def by_definition(groups: Sequence[GroupChunks], span: Span) -> int:
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(KINDS, KINDS)))
-def test_two_groups_of_every_kind_and_every_pattern_of_chunks(first: int | None, second: int | None) -> None:
+def test_two_groups_of_every_kind_and_every_pattern_of_chunks(
+    first: tuple[int | None, int | None], second: tuple[int | None, int | None]
+) -> None:
     patterns = list(itertools.product((False, True), repeat=4))
     for computed, limit in itertools.product((0, 2, 4), (None, 7)):
         span = Span(computed, limit, unit_tokens=2)
         for a, b in itertools.product(patterns, patterns):
             groups = [
-                GroupChunks(GroupGeometry(0, 2, 1, 2, first), a),
-                GroupChunks(GroupGeometry(1, 2, 1, 2, second), b),
+                GroupChunks(GroupGeometry(0, 2, 1, 2, first[0], local_tokens=first[1]), a),
+                GroupChunks(GroupGeometry(1, 2, 1, 2, second[0], local_tokens=second[1]), b),
             ]
             assert usable_boundary(groups, span) == by_definition(groups, span), (a, b, span)
+
+
+def _local_group(index: int, size: int, local_tokens: int) -> GroupGeometry:
+    return GroupGeometry(index, size, 1, 1, local_tokens=local_tokens)
 
 
 @st.composite
@@ -68,7 +83,15 @@ def groups_and_spans(draw: st.DrawFn) -> tuple[list[GroupChunks], Span]:
     )
     groups = [
         GroupChunks(
-            GroupGeometry(index, size, 1, 1, draw(st.one_of(st.none(), st.integers(1, 30)))),
+            draw(
+                st.one_of(
+                    st.just(GroupGeometry(index, size, 1, 1)),
+                    st.integers(1, 30).map(partial(GroupGeometry, index, size, 1, 1)),
+                    st.integers(1, 30).map(
+                        partial(_local_group, index, size),
+                    ),
+                )
+            ),
             draw(st.lists(st.sampled_from([True, True, True, False]), max_size=60 // size)),
         )
         for index, size in enumerate(sizes)

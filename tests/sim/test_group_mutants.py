@@ -14,9 +14,9 @@ from kvoffload.manager.completion import Completion
 from kvoffload.manager.load_plan import plan_load
 from kvoffload.manager.manager import OffloadManager
 from kvoffload.manager.matching import Matching
-from kvoffload.manager.request import GroupState, RequestState
+from kvoffload.manager.request import GroupGeometry, GroupState, RequestState
 from kvoffload.manager.store_plan import storable_chunks
-from kvoffload.manager.storing import Storing
+from kvoffload.manager.waiting import Waiting
 from kvoffload.messages import NO_SLOT
 from kvoffload.transfer.ledger import Ledger
 
@@ -30,13 +30,12 @@ def a_state_counts_for_the_block_in_which_a_step_has_ended(patch: Patch) -> None
     def chunks(state) -> list[int]:
         return sorted({-(-end // state.geometry.tokens_per_chunk) - 1 for end in state.state_ends})
 
-    def offer(self, index, group, tokens) -> list:
-        rest = -tokens % group.geometry.tokens_per_chunk if group.geometry.is_state else 0
-        return original(self, index, group, tokens + rest)
+    def storable(state, tokens, null_block_id) -> range | list[int]:
+        rest = -tokens % state.geometry.tokens_per_chunk if state.geometry.is_state else 0
+        return storable_chunks(state, tokens + rest, null_block_id)
 
-    original = Storing._offer_group
     patch.setattr(store_plan, "_chunks_with_states", chunks)
-    patch.setattr(Storing, "_offer_group", offer)
+    patch.setattr(storing, "storable_chunks", storable)
 
 
 def a_state_is_offered_after_the_engine_went_on(patch: Patch) -> None:
@@ -45,25 +44,22 @@ def a_state_is_offered_after_the_engine_went_on(patch: Patch) -> None:
     def follow(self, computed_tokens, scheduled_tokens) -> None:
         self.state_ends = (*self.state_ends, computed_tokens, computed_tokens + scheduled_tokens)
 
-    def offer(self, index, group, tokens) -> list:
-        group.next_store_chunk = 0
-        return original(self, index, group, tokens)
+    def storable(state, tokens, null_block_id) -> range | list[int]:
+        state.next_store_chunk = 0
+        return storable_chunks(state, tokens, null_block_id)
 
-    original = Storing._offer_group
     patch.setattr(GroupState, "follow", follow)
-    patch.setattr(Storing, "_offer_group", offer)
+    patch.setattr(storing, "storable_chunks", storable)
 
 
 def what_was_evicted_is_stored_again_from_blocks_that_were_given_away(patch: Patch) -> None:
-    original = Storing._offer_group
+    def storable(state, tokens, null_block_id) -> range | list[int]:
+        if not state.geometry.is_state:
+            state.next_store_chunk = 0
+            state.first_live_block = 0
+        return storable_chunks(state, tokens, null_block_id)
 
-    def offer(self, index, group, tokens) -> list:
-        if not group.geometry.is_state:
-            group.next_store_chunk = 0
-            group.first_live_block = 0
-        return original(self, index, group, tokens)
-
-    patch.setattr(Storing, "_offer_group", offer)
+    patch.setattr(storing, "storable_chunks", storable)
 
 
 def null_blocks_are_stored(patch: Patch) -> None:
@@ -115,6 +111,18 @@ def a_window_is_one_token_shorter_than_it_is(patch: Patch) -> None:
         return original(geometry, tokens)
 
     patch.setattr(load_plan, "_first_token", first_token)
+
+
+def a_local_stretch_is_taken_for_a_window_that_ends_with_it(patch: Patch) -> None:
+    """As if the last block before the boundary were always enough."""
+    original = GroupGeometry.first_needed
+
+    def first_needed(self, boundary) -> int:
+        if self.local_tokens is None:
+            return original(self, boundary)
+        return max(0, boundary - self.tokens_per_block)
+
+    patch.setattr(GroupGeometry, "first_needed", first_needed)
 
 
 def the_engines_own_grid_is_ignored(patch: Patch) -> None:
@@ -174,7 +182,7 @@ def a_request_whose_load_failed_is_offered_a_load_again(patch: Patch) -> None:
             self._requests[job.req_id].computes_all = False
 
     patch.setattr(Completion, "_complete_load", complete)
-    patch.setattr(OffloadManager, "_withdraw_offers", lambda self, is_idle: None)
+    patch.setattr(Waiting, "end_step", lambda self, *, is_idle, is_loading: None)
 
 
 def a_load_that_lacks_a_vanished_chunk_does_not_count_as_failed(patch: Patch) -> None:
@@ -185,7 +193,7 @@ def a_load_that_lacks_a_vanished_chunk_does_not_count_as_failed(patch: Patch) ->
         state.computes_all = False
 
     patch.setattr(OffloadManager, "_plan_load", plan)
-    patch.setattr(OffloadManager, "_withdraw_offers", lambda self, is_idle: None)
+    patch.setattr(Waiting, "end_step", lambda self, *, is_idle, is_loading: None)
 
 
 def stores_begin_anew_in_blocks_that_were_given_away(patch: Patch) -> None:
@@ -210,6 +218,7 @@ MUTANTS: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (null_blocks_are_loaded, "window", WRONG),
     (a_load_brings_one_block_of_a_window_too_few, "windows of two sizes", WRONG),
     (a_window_is_one_token_shorter_than_it_is, "window", WRONG),
+    (a_local_stretch_is_taken_for_a_window_that_ends_with_it, "local stretches", WRONG),
     (the_engines_own_grid_is_ignored, "window on a coarser grid", GRID),
     (a_vanished_chunk_is_left_out_and_the_rest_counts_as_loaded, "windows and states", WRONG),
     (a_chunk_counts_as_there_although_one_group_lacks_it, "states", VAIN),

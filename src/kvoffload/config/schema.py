@@ -30,6 +30,8 @@ class OffloadingGroupConfig:
     reach_tokens: int | None = None
     """How many tokens before a boundary a load to it must bring; None: all of them (full attention). Of a sliding window of
     w tokens w - 1, of a recurrent state 1."""
+    local_tokens: int | None = None
+    """Chunked-local attention: so many tokens make a stretch, and no token sees another stretch than its own."""
     is_state: bool = False
     """A block holds a recurrent state: true only where a step of the engine ended with the block."""
 

@@ -18,9 +18,7 @@ def chunk_range(geometry: GroupGeometry, tokens: range) -> range:
 
 
 def _first_token(geometry: GroupGeometry, tokens: range) -> int:
-    if geometry.reach_tokens is None:
-        return tokens.start
-    return max(tokens.start, tokens.stop - geometry.reach_tokens)
+    return max(tokens.start, geometry.first_needed(tokens.stop))
 
 
 def plan_load(
@@ -56,7 +54,7 @@ def plan_load(
     known = np.array([NO_SLOT if slot is None else slot for slot in slots], dtype=np.int64)
     table = np.array(block_ids[blocks.start : blocks.stop], dtype=np.int64)
     index = np.arange(blocks.start, blocks.stop, dtype=np.int64)
-    if geometry.reach_tokens is not None:
+    if geometry.is_sparse:
         table, index = table[table != null_block_id], index[table != null_block_id]
     return GroupCopies(
         group=group,

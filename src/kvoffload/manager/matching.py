@@ -45,7 +45,7 @@ class Matching:
         self._tiers = tuple(tiers)
         self._row_bytes = tuple(row_bytes)
         self._unit_tokens = math.lcm(unit_tokens, *(geometry.tokens_per_chunk for geometry in geometries))
-        self._is_plain = len(geometries) == 1 and geometries[0].reach_tokens is None
+        self._is_plain = len(geometries) == 1 and not geometries[0].is_sparse
 
     def span(self, state: RequestState, computed_tokens: int, num_tokens: int | None) -> Span:
         """Where a load for the request may end.

@@ -5,6 +5,7 @@ The first chunk may begin before the tokens that the device has; the boundary is
     tokens             0 ........... computed ................ boundary ....... known
     full attention     |----|----|----|####|####|####|####|####|----|----|----|----|      all chunks up to the boundary
     window             |----|----|----|----|----|----|####|####|----|----|----|----|      the last window before it
+    chunked-local      |----|----|----|----|----|----|----|####|----|----|----|----|      what of its stretch is before it
     recurrent state    |----|----|----|----|----|----|----|####|----|----|----|----|      the one state at it
 """
 
@@ -42,7 +43,7 @@ def usable_boundary(groups: Sequence[GroupChunks], span: Span) -> int:
     if span.limit_tokens is not None:
         boundary = min(boundary, span.limit_tokens)
     boundary -= boundary % span.unit_tokens
-    sparse = [(group, _runs(group.there)) for group in groups if group.geometry.reach_tokens is not None]
+    sparse = [(group, _runs(group.there)) for group in groups if group.geometry.is_sparse]
     while boundary > span.computed_tokens:
         if all(_serves(group.geometry, runs, span.computed_tokens, boundary) for group, runs in sparse):
             return boundary
@@ -54,7 +55,7 @@ def _known_tokens(group: GroupChunks, span: Span) -> int:
     """Up to where the group could serve if its reach did not matter: all known chunks, or the leading ones that are there."""
     there = group.there
     count = len(there)
-    if group.geometry.reach_tokens is None:
+    if not group.geometry.is_sparse:
         count = next((index for index, is_there in enumerate(there) if not is_there), count)
     per_chunk = group.geometry.tokens_per_chunk
     return (span.computed_tokens // per_chunk + count) * per_chunk

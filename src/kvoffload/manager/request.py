@@ -26,6 +26,19 @@ class GroupGeometry:
     is_state: bool = False
     """A block holds the state behind its last token, not something for each of its tokens: it is true only if a step
     of the engine ended just there."""
+    local_tokens: int | None = None
+    """Chunked-local attention: a token sees those of its own stretch of so many tokens that are before it."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """A load to a boundary needs what is near to it only, and the engine keeps no more."""
+        return self.reach_tokens is not None or self.local_tokens is not None
+
+    def first_needed(self, boundary: int) -> int:
+        """The first token that a load to this boundary must bring: what is before it no token behind the boundary sees."""
+        if self.local_tokens is not None:
+            return boundary - boundary % self.local_tokens
+        return 0 if self.reach_tokens is None else max(0, boundary - self.reach_tokens)
 
     @property
     def tokens_per_chunk(self) -> int:
@@ -79,10 +92,8 @@ class GroupState:
 
     def follow(self, computed_tokens: int, scheduled_tokens: int) -> None:
         """A step begins behind `computed_tokens`: note what the engine keeps of the blocks, and where states are."""
-        reach = self.geometry.reach_tokens
-        if reach is not None:
-            behind = (computed_tokens - reach) // self.geometry.tokens_per_block
-            self.first_live_block = max(self.first_live_block, behind)
+        behind = self.geometry.first_needed(computed_tokens) // self.geometry.tokens_per_block
+        self.first_live_block = max(self.first_live_block, behind)
         self.state_ends = (computed_tokens, computed_tokens + scheduled_tokens)
 
     def take_blocks(self, new: Sequence[BlockId], *, replaces: bool) -> None:

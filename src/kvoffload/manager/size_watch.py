@@ -33,7 +33,7 @@ class SizeWatch:
     def __init__(
         self, geometries: Sequence[GroupGeometry], tiers: Sequence[HostTier], recorder: Recorder
     ) -> None:
-        full = [index for index, geometry in enumerate(geometries) if geometry.reach_tokens is None]
+        full = [index for index, geometry in enumerate(geometries) if not geometry.is_sparse]
         self._recorder = recorder
         self._unpublished = 0
         self._asked = 0

@@ -35,7 +35,7 @@ def storable_chunks(state: GroupState, tokens: int, null_block_id: int) -> Seque
     per_chunk = geometry.blocks_per_chunk
     end = min(tokens // geometry.tokens_per_chunk, len(state.keys), len(state.block_ids) // per_chunk)
     first = state.next_store_chunk
-    if geometry.reach_tokens is not None:
+    if geometry.is_sparse:
         first = max(first, -(-state.first_live_block // per_chunk))
         chunks = _chunks_with_states(state) if geometry.is_state else range(first, end)
         return [

@@ -77,6 +77,7 @@ def _manager_config(setup: Setup) -> ManagerConfig:
                 setup.tokens_per_hash,
                 setup.reach_of(index),
                 setup.is_state(index),
+                setup.local_of(index),
             )
             for index, tokens in enumerate(setup.tokens_per_block)
         ),

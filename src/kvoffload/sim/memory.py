@@ -88,8 +88,7 @@ class Memory:
             page = storage[table[(tokens - 1) // per_block], :per_block] ^ salt(*place)
             assert_right(page, state_page(right[tokens - 1], per_block), 0, (place, table))
             return
-        reach = self.setup.reach_of(place.group)
-        first = 0 if reach is None else max(0, tokens - reach)
+        first = self.setup.first_seen(place.group, tokens)
         begin = first // per_block
         blocks = list(table[begin : -(-tokens // per_block)])
         entries = storage[blocks, :per_block].reshape(-1)[

@@ -9,6 +9,14 @@ from dataclasses import dataclass
 STATE = 0
 """As a window: the group keeps recurrent states."""
 
+
+@dataclass(frozen=True)
+class Local:
+    """As a window: chunked-local attention over stretches of so many tokens."""
+
+    tokens: int
+
+
 _ENGINE_GROUP_IDS = (3, 7, 8, 12)
 """The engine's own numbers of the groups: not their indices."""
 
@@ -20,8 +28,9 @@ class Setup:
     tokens_per_hash: int = 1
     tokens_per_block: tuple[int, ...] = (2,)
     """Of every group."""
-    windows: tuple[int | None, ...] = ()
-    """Of every group: so many tokens does a token see, itself included; None: all; STATE. Not given: all of them all."""
+    windows: tuple[int | Local | None, ...] = ()
+    """Of every group: so many tokens does a token see, itself included; None: all; or STATE, or Local. Not given: all of
+    them all."""
     unit_tokens: int = 1
     """The engine's own hits are also multiples of this: of groups that are not offloaded."""
     step_tokens: int | None = None
@@ -61,11 +70,23 @@ class Setup:
         return bool(self.windows) and self.windows[group] == STATE
 
     def reach_of(self, group: int) -> int | None:
-        """How many tokens before the next one the group looks at, None: all."""
+        """How many tokens before the next one the group looks at, None: all, or those of its stretch."""
         window = self.windows[group] if self.windows else None
-        if window is None:
+        if window is None or isinstance(window, Local):
             return None
         return 1 if window == STATE else window - 1
+
+    def local_of(self, group: int) -> int | None:
+        """Tokens of a stretch of chunked-local attention, None if it is another kind."""
+        window = self.windows[group] if self.windows else None
+        return window.tokens if isinstance(window, Local) else None
+
+    def first_seen(self, group: int, tokens: int) -> int:
+        """The first token that one behind so many looks at."""
+        local, reach = self.local_of(group), self.reach_of(group)
+        if local is not None:
+            return tokens // local * local
+        return 0 if reach is None else max(0, tokens - reach)
 
     @property
     def group_ids(self) -> tuple[int, ...]:
@@ -156,6 +177,16 @@ GROUP_SETUPS: Mapping[str, Setup] = {
         num_blocks=32,
         num_slots=9,
         prompt_only=False,
+        async_scheduling=True,
+    ),
+    "local stretches": Setup(
+        tokens_per_block=(2, 2), windows=(None, Local(6)), num_blocks=28, num_slots=9, prompt_only=False
+    ),
+    "local stretches, windows and states, asynchronous": Setup(
+        tokens_per_block=(2, 4, 2, 2),
+        windows=(None, Local(8), 5, STATE),
+        num_blocks=40,
+        num_slots=9,
         async_scheduling=True,
     ),
     "few rows for windows and states": Setup(

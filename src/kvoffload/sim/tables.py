@@ -10,6 +10,7 @@ The rules are those of a real engine, which are the ones that have broken connec
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kvoffload.sim.block_pool import NULL_BLOCK, BlockPool
 from kvoffload.sim.setups import Setup
@@ -27,7 +28,7 @@ class GroupTables:
     def __init__(self, pool: BlockPool, setup: Setup, group: int) -> None:
         self._pool = pool
         self._per_block = setup.tokens_per_block[group]
-        self._reach = setup.reach_of(group)
+        self._first_seen = partial(setup.first_seen, group)
         self._is_state = setup.is_state(group)
 
     def hit(self, tokens: int, find: Callable[[int], int | None]) -> list[int] | None:
@@ -74,4 +75,4 @@ class GroupTables:
 
     def _skipped(self, tokens: int) -> int:
         """Blocks at the beginning that nobody looks at behind so many tokens."""
-        return 0 if self._reach is None else max(0, tokens - self._reach) // self._per_block
+        return self._first_seen(tokens) // self._per_block

@@ -98,6 +98,7 @@ class CPUOffloadingSpec(OffloadingSpec):
                     tokens_per_hash=self.config.cache.tokens_per_hash,
                     reach_tokens=group.reach_tokens,
                     is_state=group.is_state,
+                    local_tokens=group.local_tokens,
                 )
                 for group in self.config.groups
             ),

@@ -262,7 +262,7 @@ def _cache(
     blocks_per_chunk = resolve_blocks_per_chunk(
         tokens_per_block, options.block_size, options.blocks_per_chunk
     )
-    if blocks_per_chunk != 1 and any(group.reach_tokens is not None for group in groups):
+    if blocks_per_chunk != 1 and any(group.reach_tokens or group.local_tokens for group in groups):
         raise ConfigError(
             f"{WHERE}: chunks of {blocks_per_chunk} blocks are not available for models with windows or recurrent states: the "
             "engine gives their blocks away one by one; leave blocks_per_chunk and block_size out"

@@ -17,11 +17,12 @@ _FULL = "FullAttentionSpec"
 _LATENT = "MLAAttentionSpec"
 _WINDOW = "SlidingWindowSpec"
 _STATE = "MambaSpec"
+_LOCAL = "ChunkedLocalAttentionSpec"
 _SCRATCH = "CircularBufferSpec"
 """Never found by prefix, not by the engine either: left out."""
 # Subclasses may keep more state elsewhere or drop other blocks, so the names are compared, not the ancestry.
 _KEPT_ALONE = {_FULL, _LATENT}
-_KEPT_TOGETHER = {_FULL, _WINDOW, _STATE}
+_KEPT_TOGETHER = {_FULL, _WINDOW, _STATE, _LOCAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def _group_config(vllm_config: Any, group: KeptGroup, bytes_per_block: int) -> O
         worker_kv_bytes_per_block=bytes_per_block,
         page_signature=_signature(kind, spec),
         reach_tokens=_reach(kind, spec),
+        local_tokens=int(spec.attention_chunk_size) if kind == _LOCAL else None,
         is_state=kind == _STATE,
     )
 
@@ -104,6 +106,8 @@ def _signature(kind: str, spec: Any) -> str:
         dtypes = ",".join(map(dtype_name, spec.dtypes))
         return f"{kind} block={spec.block_size} shapes={tuple(map(tuple, spec.shapes))} dtypes={dtypes}"
     window = f" window={spec.sliding_window}" if kind == _WINDOW else ""
+    if kind == _LOCAL:
+        window = f" local={spec.attention_chunk_size}"
     return (
         f"{kind} block={spec.block_size} heads={spec.num_kv_heads} head_size={spec.head_size} "
         f"dtype={dtype_name(spec.dtype)} page={spec.page_size_bytes}{window}"
@@ -134,7 +138,7 @@ def refuse_groups(vllm_config: Any, kv_cache_config: Any) -> None:
     if not served:
         raise UnsupportedModelError(
             f"kvoffload: this version serves models with one KV cache group of full attention ({_FULL} or {_LATENT}), or with "
-            f"several of {_FULL}, {_WINDOW} and {_STATE}; this model has {len(groups)} group(s) with "
+            f"several of {_FULL}, {_WINDOW}, {_LOCAL} and {_STATE}; this model has {len(groups)} group(s) with "
             f"{', '.join(sorted(kinds))}; start without the connector"
         )
     if kv_cache_config.hisparse_host_num_blocks is not None or not kept_groups(kv_cache_config):
@@ -187,7 +191,8 @@ def _refuse_layer(count: str, spec: Any, tokens_per_hash: int) -> None:
 
 
 def _what_must_be_equal(spec: Any) -> tuple[Any, ...]:
-    return type(spec).__name__, spec.block_size, getattr(spec, "sliding_window", None)
+    sees = getattr(spec, "sliding_window", None), getattr(spec, "attention_chunk_size", None)
+    return type(spec).__name__, spec.block_size, *sees
 
 
 def _refuse(count: str, what: str, remedy: str) -> None:

@@ -55,7 +55,8 @@ def _facts(vllm_config: Any, name: str, spec: Any) -> LayerFacts:
 def _page(vllm_config: Any, spec: Any) -> LayerPage | None:
     kind = type(spec).__name__
     if (
-        kind not in ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
+        kind
+        not in ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
         or spec.kv_quant_mode.name != "NONE"
     ):
         return None
