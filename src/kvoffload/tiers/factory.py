@@ -17,7 +17,11 @@ from kvoffload.tiers.base import Tier, TierContext
 TIERS: Registry[Tier] = Registry(
     "tier",
     Tier,  # type: ignore[type-abstract]
-    {"fs": "kvoffload.tiers.fs.tier:FsTier", "memory": "kvoffload.tiers.memory:MemoryTier"},
+    {
+        "fs": "kvoffload.tiers.fs.tier:FsTier",
+        "memory": "kvoffload.tiers.memory:MemoryTier",
+        "obj": "kvoffload.tiers.obj.tier:ObjTier",
+    },
 )
 _LANE_NAMES = {field.name for field in dataclasses.fields(LaneOptions)}
 

@@ -1,0 +1,93 @@
+"""Deletions: an object goes, or is written anew without the chunks that shall go. One at a time in a process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+
+from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.tiers.base import Outcome
+from kvoffload.tiers.fs.executor import Slice, SliceEnd
+from kvoffload.tiers.obj.announcer import Announcer
+from kvoffload.tiers.obj.around import Around
+from kvoffload.tiers.obj.catalogue import HeldObject
+from kvoffload.tiers.obj.follower import Follower
+from kvoffload.tiers.obj.journal import Came, Event, PackedChunk, Went
+from kvoffload.tiers.obj.trouble import ObjectError, Trouble
+
+
+class Deleting:
+    """Carries out slices of deletions.
+
+    Args:
+        around: The store and what is known of it.
+        announcer: Tells everybody.
+        follower: Knows what others stored.
+    """
+
+    def __init__(self, around: Around, announcer: Announcer, follower: Follower) -> None:
+        self._around = around
+        self._announcer = announcer
+        self._follower = follower
+        self._turn = threading.Lock()
+        """Two that rewrite one object at once would each bring back what the other took out."""
+
+    def run(self, part: Slice) -> SliceEnd:
+        """Delete the chunks of a slice."""
+        keys = [entry.key for entry in part.entries]
+        try:
+            if any(self._around.catalogue.find(key) is None for key in keys):
+                self._follower.refresh()
+            self.remove(keys)
+        except ObjectError:
+            return SliceEnd(dict.fromkeys(keys, Outcome.FAILED), 0)
+        return SliceEnd(dict.fromkeys(keys, Outcome.DONE), 0)
+
+    def remove(self, keys: Sequence[OffloadKey]) -> None:
+        """Delete chunks, those that are not there included. Raises ObjectError: then some may be left."""
+        with self._turn:
+            of_object: dict[str, set[OffloadKey]] = {}
+            for key in keys:
+                for name in self._around.catalogue.holders(key):
+                    of_object.setdefault(name, set()).add(key)
+            for name, unwanted in of_object.items():
+                held = self._around.catalogue.object(name)
+                if held is not None:
+                    self._remove_from(held, unwanted)
+
+    def _remove_from(self, held: HeldObject, unwanted: Collection[OffloadKey]) -> None:
+        around = self._around
+        rest = [
+            chunk for chunk in held.chunks if chunk.key not in unwanted and around.catalogue.find(chunk.key)
+        ]
+        events: list[Event] = [Went(held.name)]
+        if rest:
+            came = self._rewrite(held, rest)
+            if came is not None:
+                events.insert(0, came)
+                around.counters.add("rewritten_objects")
+        around.caller.delete([held.name])
+        with around.epoch.lock:
+            around.catalogue.remove([held.name])
+            if len(events) > 1 and not around.epoch.is_clearing:
+                around.catalogue.add(events[0], around.clock.now_s())  # type: ignore[arg-type]
+        self._announcer.announce(events)
+
+    def _rewrite(self, held: HeldObject, rest: Sequence[PackedChunk]) -> Came | None:
+        """Write what is left under the name that belongs to it; None if the object is gone."""
+        around = self._around
+        try:
+            whole = around.caller.get_whole(held.name)
+        except ObjectError as error:
+            if error.trouble is Trouble.MISSING:
+                return None
+            raise
+        moved: list[PackedChunk] = []
+        at = 0
+        for chunk in rest:
+            moved.append(PackedChunk(chunk.key, at, chunk.length))
+            at += chunk.length
+        came = Came(around.place.object_name([chunk.key for chunk in rest]), held.used_s, tuple(moved))
+        parts = [whole[chunk.offset : chunk.offset + chunk.length] for chunk in rest]
+        around.caller.put(came.name, parts, create=True)
+        return came
