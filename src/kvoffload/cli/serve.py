@@ -42,6 +42,13 @@ def serve(
             help="A directory below host memory that survives restarts, and its largest size; may be repeated.",
         ),
     ] = None,
+    obj: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL[?OPTION=VALUE&…]",
+            help="An object store below that, which a fleet may share: s3://bucket/prefix?endpoint=…&cap=…; may be repeated.",
+        ),
+    ] = None,
     blocks_per_chunk: Annotated[
         int | None, typer.Option(metavar="N", help="Engine blocks that are kept together.")
     ] = None,
@@ -71,4 +78,4 @@ def serve(
         "offload_prompt_only": False if offload_answers else None,
         "eviction_policy": eviction_policy,
     }
-    run_or_show(model, switches, fs or [], (option or [], engine_options or []), dry_run=dry_run)
+    run_or_show(model, switches, (fs or [], obj or []), (option or [], engine_options or []), dry_run=dry_run)

@@ -39,6 +39,7 @@ def parse_tiers(raw: object) -> tuple[TierOptions, ...]:
     tiers = tuple(_parse_tier(entry, f"{WHERE}: secondary_tiers[{index}]") for index, entry in enumerate(raw))
     _check_distinct(tiers, "name", "give each tier a name of its own")
     _check_distinct(tiers, "root_dir", "give each tier a directory of its own")
+    _check_distinct(tiers, "url", "give each tier a prefix of its own")
     return tiers
 
 

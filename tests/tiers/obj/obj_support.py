@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvoffload.keys.fingerprint import Namespace
+from kvoffload.testing.tier_driver import TierDriver
 from kvoffload.tiers.obj.options import ObjTierConfig
 from kvoffload.tiers.obj.tier import ObjTier
 
@@ -29,3 +30,7 @@ def open_tier(url: str, payload_bytes: Sequence[int] = (4096, 12288), **options:
 
 def url_of(tier: ObjTier) -> str:
     return tier._config.url
+
+
+def drive(tier: ObjTier, payload_bytes: Sequence[int] = (4096, 12288)) -> TierDriver:
+    return TierDriver(tier, payload_bytes, lambda tier: tier.drain(0.02), patience_s=30.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvoffload.errors import ConfigError
 
-_RENEW_AFTER = timedelta(minutes=5)
+_RENEW_AFTER_S = 300.0
 _KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 
 
@@ -47,6 +47,9 @@ def file_provider(path: str, profile: str) -> Callable[[], Any]:
 
     def provide() -> Any:
         # A file that is being replaced just now may be half there; the client asks again with its next request.
-        return {**read_credentials(path, profile), "expires_at": datetime.now(timezone.utc) + _RENEW_AFTER}
+        return {
+            **read_credentials(path, profile),
+            "expires_at": datetime.now(timezone.utc) + timedelta(seconds=_RENEW_AFTER_S),
+        }
 
     return provide

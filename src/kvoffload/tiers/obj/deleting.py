@@ -13,6 +13,7 @@ from kvoffload.tiers.obj.around import Around
 from kvoffload.tiers.obj.catalogue import HeldObject
 from kvoffload.tiers.obj.follower import Follower
 from kvoffload.tiers.obj.journal import Came, Event, PackedChunk, Went
+from kvoffload.tiers.obj.proof import damage_of
 from kvoffload.tiers.obj.trouble import ObjectError, Trouble
 
 
@@ -74,7 +75,7 @@ class Deleting:
         self._announcer.announce(events)
 
     def _rewrite(self, held: HeldObject, rest: Sequence[PackedChunk]) -> Came | None:
-        """Write what is left under the name that belongs to it; None if the object is gone."""
+        """Write what is left under the name that belongs to it; None if there is nothing left."""
         around = self._around
         try:
             whole = around.caller.get_whole(held.name)
@@ -83,11 +84,18 @@ class Deleting:
                 return None
             raise
         moved: list[PackedChunk] = []
+        parts: list[memoryview] = []
         at = 0
         for chunk in rest:
+            data = whole[chunk.offset : chunk.offset + chunk.length]
+            if len(data) < chunk.length or damage_of(around.place, chunk.key, data) is not None:
+                around.counters.add("damaged_reads")
+                continue
             moved.append(PackedChunk(chunk.key, at, chunk.length))
+            parts.append(data)
             at += chunk.length
-        came = Came(around.place.object_name([chunk.key for chunk in rest]), held.used_s, tuple(moved))
-        parts = [whole[chunk.offset : chunk.offset + chunk.length] for chunk in rest]
+        if not moved:
+            return None
+        came = Came(around.place.object_name([chunk.key for chunk in moved]), held.used_s, tuple(moved))
         around.caller.put(came.name, parts, create=True)
         return came

@@ -16,6 +16,7 @@ from kvoffload.tiers.obj.trouble import ObjectError, Trouble
 OVERLAP_S = 60.0
 """Journal objects this much older than the newest are looked for again: clocks differ, and a put takes its time."""
 _FETCHED_AT_ONCE = 8
+_DAMAGED_FOR_GOOD = 5
 
 
 class Follower:
@@ -30,6 +31,8 @@ class Follower:
         self._around = around
         self._announcer = announcer
         self._seen: set[str] = set()
+        self._damaged: dict[str, int] = {}
+        """How often a journal object was found damaged."""
         self._newest_s: float | None = None
         self._turn = threading.Lock()
         self._tickets = itertools.count(1)
@@ -86,6 +89,7 @@ class Follower:
         if not self._read(names):
             raise ObjectError(Trouble.OTHER, "a part of the journal could not be read")
         self._seen.intersection_update(names)
+        self._damaged = {name: count for name, count in self._damaged.items() if name not in self._seen}
         self.is_warm.set()
 
     def _read(self, names: Iterable[str]) -> bool:
@@ -137,10 +141,13 @@ class Follower:
             return [] if error.trouble is Trouble.MISSING else None
         events = decode_journal(text)
         counters.add("journal_read")
-        if events is None:
-            counters.add("journal_damaged")
-            return []
-        return events
+        if events is not None:
+            self._damaged.pop(name, None)
+            return events
+        # Perhaps only on its way; or for ever, and then it must not stand before the others for ever.
+        counters.add("journal_damaged")
+        self._damaged[name] = self._damaged.get(name, 0) + 1
+        return [] if self._damaged[name] >= _DAMAGED_FOR_GOOD else None
 
     def _apply(self, events: Sequence[Event]) -> None:
         around = self._around

@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.layout.chunk_format import (
-    HEADER_BYTES,
-    ChunkHeader,
-    Damage,
-    check_header,
-    check_payload,
-    decode_header,
-)
+from kvoffload.layout.chunk_format import Damage
 from kvoffload.tiers.base import Outcome, TierEntry
 from kvoffload.tiers.fs.executor import Slice, SliceEnd
 from kvoffload.tiers.obj.around import Around
@@ -21,6 +14,7 @@ from kvoffload.tiers.obj.catalogue import Location
 from kvoffload.tiers.obj.deleting import Deleting
 from kvoffload.tiers.obj.follower import Follower
 from kvoffload.tiers.obj.planning import Span, plan_spans, unique
+from kvoffload.tiers.obj.proof import damage_of, payload_of
 from kvoffload.tiers.obj.trouble import ObjectError, Trouble
 
 
@@ -115,14 +109,10 @@ class Loading:
     def _take(self, entry: TierEntry, data: memoryview) -> Damage | None:
         """Prove and copy one chunk; what is wrong with it, if anything."""
         place = self._around.place
-        size = place.payload_bytes_of(entry.key)
-        header = decode_header(data[:HEADER_BYTES])
-        if not isinstance(header, ChunkHeader):
-            return header
-        payload = data[HEADER_BYTES:]
-        damage = check_header(header, place.identity, entry.key, size) or check_payload(header, payload)
+        damage = damage_of(place, entry.key, data)
         if damage is None:
-            entry.buffer[:size] = payload[:size]
+            payload = payload_of(place, entry.key, data)
+            entry.buffer[: len(payload)] = payload
         return damage
 
     def _damaged(self, key: OffloadKey, name: str, damage: Damage) -> Outcome:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvoffload.config.units import parse_bytes
 from kvoffload.errors import ConfigError
 from kvoffload.layout.chunk_format import HEADER_BYTES
+from kvoffload.tiers.obj.address import parse_address
+
+_ENDPOINT = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
 
 def _optional_size() -> Any:
@@ -63,9 +67,9 @@ class ObjTierConfig:
     connect_timeout_s: float = 2.0
     request_timeout_s: float = 5.0
     """One request from its beginning to its last byte."""
-    deadline_s: float = 8.0
-    """One request with all of its repetitions."""
-    max_retries: int = 3
+    call_deadline_s: float = 8.0
+    """One request with all of its repetitions: less than the lane's `deadline_s`, so that a job ends by itself."""
+    call_retries: int = 3
     hedge_after_s: float = 0.5
     """A read that takes longer than this, and than most before it, is asked for a second time; 0: never."""
     poll_interval_s: float = 2.0
@@ -79,6 +83,11 @@ class ObjTierConfig:
     shutdown_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
+        parse_address(self.url)
+        if self.endpoint is not None and ("@" in self.endpoint or not _ENDPOINT.fullmatch(self.endpoint)):
+            raise ConfigError(
+                "obj tier: endpoint must be http://host:port or https://host:port, and hold no credentials"
+            )
         if self.threads < 2:
             raise ConfigError(f"obj tier: threads={self.threads} must be at least 2")
         if self.pack_bytes <= HEADER_BYTES:
@@ -93,11 +102,11 @@ class ObjTierConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"obj tier: {name}={value} must be at least 1")
-        for name in ("max_retries", "hedge_after_s", "pack_below_bytes", "warm_up_s", "orphan_grace_s"):
+        for name in ("call_retries", "hedge_after_s", "pack_below_bytes", "warm_up_s", "orphan_grace_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"obj tier: {name}={getattr(self, name)} must not be negative")
         for name in (
-            "connect_timeout_s", "request_timeout_s", "deadline_s", "poll_interval_s", "reconcile_interval_s",
+            "connect_timeout_s", "request_timeout_s", "call_deadline_s", "poll_interval_s", "reconcile_interval_s",
             "shutdown_timeout_s", "ttl_s",
         ):  # fmt: skip
             value = getattr(self, name)

@@ -90,8 +90,8 @@ class ObjTier(Tier):
         clock = clock or MonotonicClock()
         counters = Counters()
         limits = CallLimits(
-            deadline_s=config.deadline_s,
-            max_retries=config.max_retries,
+            deadline_s=config.call_deadline_s,
+            max_retries=config.call_retries,
             hedge_after_s=config.hedge_after_s,
             multipart_bytes=config.multipart_bytes,
             threads=config.threads,
@@ -110,6 +110,7 @@ class ObjTier(Tier):
         self._is_shut_down = False
         self._clear_lock = threading.Lock()
         self._clearing: threading.Thread | None = None
+        self._is_cleared = False
         self._assemble()
 
     @classmethod
@@ -225,14 +226,16 @@ class ObjTier(Tier):
                 )
                 clearing.start()
         clearing.join(_CLEAR_PATIENCE_S)
-        return not epoch.is_clearing
+        return not epoch.is_clearing and self._is_cleared
 
     def _delete_all(self) -> None:
         around = self._around
         is_known = (around.place.is_data, lambda name: around.place.journal_time_s(name) is not None)
+        self._is_cleared = False
         try:
             names = [info.name for info in around.caller.list(around.place.base)]
             around.caller.delete([name for name in names if any(test(name) for test in is_known)])
+            self._is_cleared = True
         except ObjectError:
             # What is left is older than the reset, and so not taken from the journal again.
             around.counters.add("clear_failures")

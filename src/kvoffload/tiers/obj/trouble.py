@@ -39,9 +39,10 @@ class Trouble(Enum):
     """Another 5xx."""
     UNSUPPORTED = "not_supported"
     OTHER = "other"
+    """Also an answer that makes no sense: perhaps the next one does."""
 
 
-PASSING = frozenset({Trouble.THROTTLED, Trouble.TIMEOUT, Trouble.UNREACHABLE, Trouble.SERVER})
+PASSING = frozenset({Trouble.THROTTLED, Trouble.TIMEOUT, Trouble.UNREACHABLE, Trouble.SERVER, Trouble.OTHER})
 """What another try may not meet again."""
 REFUSED = frozenset({Trouble.DENIED, Trouble.EXPIRED, Trouble.SKEWED, Trouble.NO_BUCKET})
 """What does not pass by itself soon."""
