@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from urllib.parse import parse_qsl
 
 from kvoffload.config.options import LaneOptions
+from kvoffload.config.parse import parse_dataclass
 from kvoffload.errors import ConfigError
 from kvoffload.tiers.obj.address import parse_address
 from kvoffload.tiers.obj.options import ObjTierConfig
@@ -30,6 +31,13 @@ def parse_obj(texts: Sequence[str]) -> list[dict[str, object]]:
     for number, tier in enumerate(tiers[1:], start=2):
         tier.setdefault("name", f"obj{number}")
     return tiers
+
+
+def config_of(text: str) -> ObjTierConfig:
+    """The options of the tier alone, as tools need them. Raises ConfigError."""
+    tier = _parse(text)
+    own = {field.name for field in dataclasses.fields(ObjTierConfig)}
+    return parse_dataclass(ObjTierConfig, {name: tier[name] for name in tier if name in own}, "--obj")
 
 
 def _parse(text: str) -> dict[str, object]:

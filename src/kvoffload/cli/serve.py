@@ -46,7 +46,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="URL[?OPTION=VALUE&…]",
-            help="An object store below that, which a fleet may share: s3://bucket/prefix?endpoint=…&cap=…; may be repeated.",
+            help="An object store below that, shared by a fleet: s3://bucket/prefix?cap=1TiB; may be repeated.",
         ),
     ] = None,
     blocks_per_chunk: Annotated[
@@ -72,10 +72,7 @@ def serve(
     """
     from kvoffload.cli.launch import run_or_show  # noqa: PLC0415
 
-    switches = {
-        "cpu_bytes_to_use": cpu_bytes,
-        "blocks_per_chunk": blocks_per_chunk,
-        "offload_prompt_only": False if offload_answers else None,
-        "eviction_policy": eviction_policy,
-    }
+    answers = False if offload_answers else None
+    switches = {"cpu_bytes_to_use": cpu_bytes, "blocks_per_chunk": blocks_per_chunk}
+    switches |= {"offload_prompt_only": answers, "eviction_policy": eviction_policy}
     run_or_show(model, switches, (fs or [], obj or []), (option or [], engine_options or []), dry_run=dry_run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_every_chunk_is_in_one_object_in_order_and_packs_are_no_larger_than_allo
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 30))
 def test_neighbours_share_an_object_as_far_as_they_fit(sizes: list[int], pack: int) -> None:
     objects = plan_objects(sizes, pack, 10)
-    for one, after in zip(objects, objects[1:], strict=False):
+    for one, after in itertools.pairwise(objects):
         assert sum(sizes[position] for position in one) + sizes[after[0]] > pack
 
 

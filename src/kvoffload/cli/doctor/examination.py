@@ -13,8 +13,10 @@ from rich.text import Text
 
 from kvoffload.cli.doctor.check import Check, Verdict, guarded
 from kvoffload.cli.doctor.machine import Machine, check_machine
+from kvoffload.cli.doctor.object_store import check_object_store
 from kvoffload.cli.doctor.software import check_software
 from kvoffload.cli.doctor.storage import StorageOptions, check_storage
+from kvoffload.cli.obj_option import config_of
 from kvoffload.cli.store.output import print_json, shown
 
 _COLOURS = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -28,6 +30,8 @@ class Wishes:
     fs_path: str | None = None
     cpu_bytes: int | None = None
     fs_bytes: int | None = None
+    obj: str | None = None
+    """An object store, as `--obj` of serve takes it."""
 
 
 def examine(wishes: Wishes, *, as_json: bool) -> bool:
@@ -60,6 +64,9 @@ def all_checks(wishes: Wishes) -> Iterator[Check]:
         yield from guarded(
             "directory", lambda: check_storage(path, StorageOptions(cap_bytes=wishes.fs_bytes))
         )
+    if wishes.obj is not None:
+        config = config_of(wishes.obj)
+        yield from guarded("object store", lambda: check_object_store(config))
 
 
 def _print(checks: list[Check]) -> None:

@@ -58,21 +58,28 @@ class Deleting:
 
     def _remove_from(self, held: HeldObject, unwanted: Collection[OffloadKey]) -> None:
         around = self._around
+        generation = around.epoch.generation
         rest = [
             chunk for chunk in held.chunks if chunk.key not in unwanted and around.catalogue.find(chunk.key)
         ]
-        events: list[Event] = [Went(held.name)]
-        if rest:
-            came = self._rewrite(held, rest)
-            if came is not None:
-                events.insert(0, came)
-                around.counters.add("rewritten_objects")
-        around.caller.delete([held.name])
+        came = self._rewrite(held, rest) if rest else None
         with around.epoch.lock:
-            around.catalogue.remove([held.name])
-            if len(events) > 1 and not around.epoch.is_clearing:
-                around.catalogue.add(events[0], around.clock.now_s())  # type: ignore[arg-type]
-        self._announcer.announce(events)
+            is_void = around.epoch.is_clearing or around.epoch.generation != generation
+            # What was stored since the reset is not to go with what was before it.
+            leftover = [held.name] if came is None else [held.name, came.name]
+            leftover = [name for name in leftover if around.catalogue.object(name) is None]
+            if not is_void:
+                # Before the old one is deleted: who finds nothing there any more looks for the new one here.
+                if came is not None:
+                    around.catalogue.add(came, around.clock.now_s())
+                    around.counters.add("rewritten_objects")
+                around.catalogue.remove([held.name])
+        if is_void:
+            around.caller.delete(leftover)
+            return
+        events: list[Event] = [] if came is None else [came]
+        self._announcer.announce([*events, Went(held.name)])
+        around.caller.delete([held.name])
 
     def _rewrite(self, held: HeldObject, rest: Sequence[PackedChunk]) -> Came | None:
         """Write what is left under the name that belongs to it; None if there is nothing left."""

@@ -166,9 +166,7 @@ class Follower:
         place = self._around.place
         at = 0
         for chunk in came.chunks:
-            if not place.has_group_of(chunk.key) or chunk.length != place.file_bytes_of(chunk.key):
-                return False
-            if chunk.offset != at:
+            if not place.is_length_of(chunk.key, chunk.length) or chunk.offset != at:
                 return False
             at += chunk.length
         return place.is_data(came.name)

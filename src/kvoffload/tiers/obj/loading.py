@@ -82,15 +82,11 @@ class Loading:
         try:
             data = self._around.caller.get(span.name, span.start, span.length)
         except ObjectError as error:
-            is_gone = error.trouble is Trouble.MISSING
-            if is_gone:
-                # Deleted by somebody else, or written anew under another name: the journal knows.
-                self._around.catalogue.remove([span.name])
-            for entry, _ in span.entries:
-                progress.outcomes[entry.key] = Outcome.MISSING if is_gone else Outcome.FAILED
-                if is_gone and not is_last:
-                    progress.again[entry.key] = entry
-            return
+            if error.trouble is Trouble.SHORT:
+                data = memoryview(b"")
+            else:
+                self._unread(span, progress, is_gone=error.trouble is Trouble.MISSING, is_last=is_last)
+                return
         for entry, at in span.entries:
             start = at.offset - span.start
             damage = self._take(entry, data[start : start + at.length])
@@ -104,6 +100,15 @@ class Loading:
             else:
                 # Perhaps only on its way.
                 self._around.counters.add("damaged_reads")
+                progress.again[entry.key] = entry
+
+    def _unread(self, span: Span, progress: _Progress, *, is_gone: bool, is_last: bool) -> None:
+        if is_gone:
+            # Deleted by somebody else, or written anew under another name: the journal knows.
+            self._around.catalogue.remove([span.name])
+        for entry, _ in span.entries:
+            progress.outcomes[entry.key] = Outcome.MISSING if is_gone else Outcome.FAILED
+            if is_gone and not is_last:
                 progress.again[entry.key] = entry
 
     def _take(self, entry: TierEntry, data: memoryview) -> Damage | None:

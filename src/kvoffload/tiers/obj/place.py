@@ -55,10 +55,11 @@ class ObjPlace:
         """Bytes of the smallest chunk with header and padding."""
         return min(file_bytes(size) for size in self._payload_bytes if size)
 
-    def has_group_of(self, key: OffloadKey) -> bool:
-        """Whether the engine has the group of a key."""
+    def is_length_of(self, key: OffloadKey, length: int) -> bool:
+        """Whether the engine has the group of a key, and its chunks are so long with header and padding."""
         group = group_index_of(key)
-        return group < len(self._payload_bytes) and self._payload_bytes[group] > 0
+        is_known = group < len(self._payload_bytes) and self._payload_bytes[group] > 0
+        return is_known and length == self.file_bytes_of(key)
 
     def object_name(self, keys: Sequence[OffloadKey]) -> str:
         """The name of the object that holds these chunks in this order: equal names mean equal content."""

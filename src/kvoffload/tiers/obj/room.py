@@ -41,7 +41,8 @@ class Room:
         with self._lock:
             too_many = self._around.catalogue.size_bytes + self._promised_bytes + size_bytes - cap
             if too_many > 0:
-                victims = self._victims(too_many, kept)
+                slack = cap // _SLACK_PART
+                victims = self._victims(too_many, kept, slack)
                 if victims is None:
                     self._around.counters.add("rejected_no_room")
                     return False
@@ -55,9 +56,14 @@ class Room:
             with self._lock:
                 self._promised_bytes -= size_bytes
 
-    def trim(self) -> None:
-        """Meet the cap, also if others wrote. Raises ObjectError."""
-        self.acquire(0, ())
+    def superfluous(self, expected_bytes: int) -> list[HeldObject]:
+        """What must go so that the cap is met, also if others wrote, when `expected_bytes` go anyway."""
+        cap = self._around.config.max_bytes
+        if cap is None:
+            return []
+        with self._lock:
+            too_many = self._around.catalogue.size_bytes + self._promised_bytes - expected_bytes - cap
+            return (self._victims(too_many, (), 0) or []) if too_many > 0 else []
 
     def remove(self, victims: Sequence[HeldObject], reason: str) -> None:
         """Delete objects and tell everybody. Raises ObjectError."""
@@ -76,12 +82,12 @@ class Room:
             # Others find out when they read them.
             self._around.counters.add("unannounced_deletions", len(names))
 
-    def _victims(self, too_many: int, kept: Collection[OffloadKey]) -> list[HeldObject] | None:
-        cap = self._around.config.max_bytes or 0
+    def _victims(self, too_many: int, kept: Collection[OffloadKey], slack: int) -> list[HeldObject] | None:
+        """The least recently used that are so many bytes, and a little more; None if there are not so many."""
         victims: list[HeldObject] = []
         found = 0
         for held in self._around.catalogue.objects():
-            if found >= too_many + cap // _SLACK_PART:
+            if found >= too_many + slack:
                 break
             if not any(chunk.key in kept for chunk in held.chunks):
                 victims.append(held)

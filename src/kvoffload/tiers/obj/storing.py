@@ -159,6 +159,9 @@ class Storing:
     def _take_back(self, came: Came, *, is_announced: bool) -> None:
         """What became visible after a reset goes away again."""
         self._around.counters.add("void_stores")
+        if self._around.catalogue.object(came.name) is not None:
+            # It was stored anew since the reset.
+            return
         self._around.caller.delete([came.name])
         if is_announced:
             self._announcer.announce([Went(came.name)])

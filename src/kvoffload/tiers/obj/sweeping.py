@@ -31,9 +31,14 @@ class Survey:
     """The store's time, as far as its listing tells; seconds since the epoch."""
 
     @property
-    def size_bytes(self) -> int:
-        """Of everything that was listed, the journal included."""
-        return sum(info.size_bytes for info in (*self.data.values(), *self.journal.values()))
+    def data_bytes(self) -> int:
+        """Of all objects with chunks."""
+        return sum(info.size_bytes for info in self.data.values())
+
+    @property
+    def journal_bytes(self) -> int:
+        """Of the journal."""
+        return sum(info.size_bytes for info in self.journal.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class SweepPlan:
     """What is to be removed."""
 
     expired: tuple[HeldObject, ...]
+    superfluous: tuple[HeldObject, ...]
+    """Beyond the cap, the least recently used."""
     orphans: tuple[ObjectInfo, ...]
     """Objects with chunks that no journal names: their writer was killed, or somebody deleted the journal."""
     merged: tuple[str, ...]
@@ -85,18 +92,22 @@ class Sweeper:
             # Before anything is called an orphan, all that was ever announced is read once more.
             self._follower.read_all(sorted(survey.journal), survey.data)
             orphans = self._orphans(survey)
-        return SweepPlan(self._expired(survey), tuple(orphans), self._mergeable(survey))
+        expired = self._expired(survey)
+        gone = sum(held.size_bytes for held in expired)
+        kept = {held.name for held in expired}
+        superfluous = [held for held in self._room.superfluous(gone) if held.name not in kept]
+        return SweepPlan(expired, tuple(superfluous), tuple(orphans), self._mergeable(survey))
 
     def carry_out(self, plan: SweepPlan) -> None:
-        """Remove what is planned, and what the cap demands. Raises ObjectError."""
+        """Remove what is planned. Raises ObjectError."""
         self._room.remove(plan.expired, "expired")
+        self._room.remove(plan.superfluous, "evicted")
         names = [info.name for info in plan.orphans]
         if names:
             self._around.caller.delete(names)
             self._around.counters.add("orphans_removed", len(names))
         if plan.merged:
             self._merge(plan.merged)
-        self._room.trim()
 
     def _orphans(self, survey: Survey) -> list[ObjectInfo]:
         around = self._around

@@ -10,6 +10,8 @@ from kvoffload.errors import KvError
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _HTTP_KIND = re.compile(r"kind: (Connect|Request|Timeout|Interrupted|Decode)\b")
+_BEYOND = "but object was only"
+"""What the client says of its own stores in memory and in directories."""
 _SKEWED_CODES = frozenset({"RequestTimeTooSkewed", "RequestExpired"})
 _EXPIRED_CODES = frozenset({"ExpiredToken", "TokenRefreshRequired", "ExpiredTokenException"})
 _THROTTLED_CODES = frozenset(
@@ -22,6 +24,8 @@ class Trouble(Enum):
 
     MISSING = "missing"
     """There is no such object."""
+    SHORT = "short"
+    """The object ends before the range that was asked for."""
     EXISTS = "exists"
     """A conditional put was too late."""
     NO_BUCKET = "no_bucket"
@@ -66,6 +70,8 @@ def trouble_of(error: BaseException) -> ObjectError:
     text = str(error)
     status, code, kind = (_first(pattern, text) for pattern in (_STATUS, _CODE, _HTTP_KIND))
     detail = " ".join(part for part in (f"HTTP {status}" if status else "", code) if part)
+    if _BEYOND in text:
+        return ObjectError(Trouble.SHORT)
     return ObjectError(_by_name(name, code) or _by_answer(status, code, kind, name), detail)
 
 
@@ -93,6 +99,8 @@ def _by_name(name: str, code: str) -> Trouble | None:
 def _by_answer(status: str, code: str, kind: str, name: str) -> Trouble:
     if code in _THROTTLED_CODES or status in ("429", "503"):
         return Trouble.THROTTLED
+    if status == "416":
+        return Trouble.SHORT
     if status in ("401", "403"):
         return Trouble.DENIED
     if status in ("409", "412", "304"):
