@@ -62,33 +62,40 @@ class Deleting:
         rest = [
             chunk for chunk in held.chunks if chunk.key not in unwanted and around.catalogue.find(chunk.key)
         ]
-        came = self._rewrite(held, rest) if rest else None
-        with around.epoch.lock:
-            is_void = around.epoch.is_clearing or around.epoch.generation != generation
-            # What was stored since the reset is not to go with what was before it.
-            leftover = [held.name] if came is None else [held.name, came.name]
-            leftover = [name for name in leftover if around.catalogue.object(name) is None]
-            if not is_void:
-                # Before the old one is deleted: who finds nothing there any more looks for the new one here.
-                if came is not None:
-                    around.catalogue.add(came, around.clock.now_s())
-                    around.counters.add("rewritten_objects")
-                around.catalogue.remove([held.name])
-        if is_void:
-            around.caller.delete(leftover)
-            return
-        events: list[Event] = [] if came is None else [came]
-        self._announcer.announce([*events, Went(held.name)])
-        around.caller.delete([held.name])
+        came, parts = self._rest_of(held, rest) if rest else (None, [])
+        names = [held.name] if came is None else [held.name, came.name]
+        with around.names.holding(names):
+            if came is not None:
+                around.caller.put(came.name, parts, create=True)
+            if self._note(held, came, generation):
+                events: list[Event] = [] if came is None else [came]
+                self._announcer.announce([*events, Went(held.name)])
+                around.caller.delete([held.name])
+            else:
+                # What was stored since the reset is not to go with what was before it.
+                around.caller.delete([name for name in names if around.catalogue.object(name) is None])
 
-    def _rewrite(self, held: HeldObject, rest: Sequence[PackedChunk]) -> Came | None:
-        """Write what is left under the name that belongs to it; None if there is nothing left."""
+    def _note(self, held: HeldObject, came: Came | None, generation: int) -> bool:
+        """Change the catalogue, unless the tier was cleared meanwhile."""
+        around = self._around
+        with around.epoch.lock:
+            if around.epoch.is_clearing or around.epoch.generation != generation:
+                return False
+            # Before the old one is deleted: who finds nothing there any more looks for the new one here.
+            if came is not None:
+                around.catalogue.add(came, around.clock.now_s())
+                around.counters.add("rewritten_objects")
+            around.catalogue.remove([held.name])
+        return True
+
+    def _rest_of(self, held: HeldObject, rest: Sequence[PackedChunk]) -> tuple[Came | None, list[memoryview]]:
+        """The object of what is left, and its bytes; None if there is nothing left."""
         around = self._around
         try:
             whole = around.caller.get_whole(held.name)
         except ObjectError as error:
             if error.trouble is Trouble.MISSING:
-                return None
+                return None, []
             raise
         moved: list[PackedChunk] = []
         parts: list[memoryview] = []
@@ -102,7 +109,6 @@ class Deleting:
             parts.append(data)
             at += chunk.length
         if not moved:
-            return None
-        came = Came(around.place.object_name([chunk.key for chunk in moved]), held.used_s, tuple(moved))
-        around.caller.put(came.name, parts, create=True)
-        return came
+            return None, []
+        name = around.place.object_name([chunk.key for chunk in moved])
+        return Came(name, held.used_s, tuple(moved)), parts

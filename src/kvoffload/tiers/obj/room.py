@@ -70,10 +70,10 @@ class Room:
         names = [victim.name for victim in victims]
         if not names:
             return
-        # First out of the catalogue: nobody here shall begin to read them. If the deletion fails, the next listing
-        # finds them again.
-        self._around.catalogue.remove(names)
-        self._around.caller.delete(names)
+        with self._around.names.holding(names):
+            # First out of the catalogue: nobody here shall begin to read them. If the deletion fails, they are orphans.
+            self._around.catalogue.remove(names)
+            self._around.caller.delete(names)
         self._around.counters.add(f"{reason}_objects", len(names))
         self._around.counters.add(reason, sum(len(victim.chunks) for victim in victims))
         try:

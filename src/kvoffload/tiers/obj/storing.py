@@ -85,16 +85,21 @@ class Storing:
         if not self._room.acquire(came.size_bytes, kept):
             return Outcome.REJECTED, 0
         try:
-            is_new = self._put(part, came, group)
-            if self.is_void(part):
-                self._take_back(came, is_announced=False)
-                return Outcome.REJECTED, 0
-            self._announcer.announce([came])
-            if not self._note(part, came):
-                self._take_back(came, is_announced=True)
-                return Outcome.REJECTED, 0
+            with self._around.names.holding([came.name]):
+                return self._publish(part, came, group)
         finally:
             self._room.settle(came.size_bytes)
+
+    def _publish(self, part: Slice, came: Came, group: Sequence[TierEntry]) -> tuple[Outcome, int]:
+        """Write an object and say so, unless a reset overtakes it."""
+        is_new = self._put(part, came, group)
+        if self.is_void(part):
+            self._take_back(came, is_announced=False)
+            return Outcome.REJECTED, 0
+        self._announcer.announce([came])
+        if not self._note(part, came):
+            self._take_back(came, is_announced=True)
+            return Outcome.REJECTED, 0
         return Outcome.DONE, sum(entry.buffer.nbytes for entry in group) if is_new else 0
 
     def _came(self, part: Slice, group: Sequence[TierEntry]) -> Came:

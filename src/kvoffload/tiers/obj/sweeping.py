@@ -102,10 +102,12 @@ class Sweeper:
         """Remove what is planned. Raises ObjectError."""
         self._room.remove(plan.expired, "expired")
         self._room.remove(plan.superfluous, "evicted")
-        names = [info.name for info in plan.orphans]
-        if names:
-            self._around.caller.delete(names)
-            self._around.counters.add("orphans_removed", len(names))
+        with self._around.names.holding(info.name for info in plan.orphans):
+            # Who has found one of them there meanwhile has made it known.
+            names = [info.name for info in plan.orphans if self._around.catalogue.object(info.name) is None]
+            if names:
+                self._around.caller.delete(names)
+                self._around.counters.add("orphans_removed", len(names))
         if plan.merged:
             self._merge(plan.merged)
 
