@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -52,12 +54,18 @@ class FaultyProxy:
 
     target_port: int
     rule: Rule = lambda _method, _path: None
+    certificate: Path | None = None
+    """Of a server that speaks TLS."""
     seen: list[tuple[str, str, Fault | None]] = field(default_factory=list)
 
     def __enter__(self) -> FaultyProxy:  # noqa: PYI034 - Self is younger than Python 3.10
         self.closing = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         self._server.daemon_threads = True
+        if self.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._server.block_on_close = False
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
@@ -69,7 +77,8 @@ class FaultyProxy:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        scheme = "http" if self.certificate is None else "https"
+        return f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def always(self, fault: Fault | None, method: str = "", part: str = "") -> None:
         """From now on every request of that method whose path has that part."""
