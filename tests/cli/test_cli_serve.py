@@ -65,6 +65,11 @@ def test_obj_becomes_the_last_tier():
     ]
 
 
+def test_a_file_that_an_object_store_needs_is_looked_for_before_the_engine_starts():
+    line = complaint("serve", "m", "--obj", "s3://bucket/p?credentials_file=/nowhere/file")
+    assert "credentials_file='/nowhere/file' cannot be read" in line
+
+
 @pytest.mark.parametrize(
     "address",
     [

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from kvoffload.cli.engine_command import EngineMissingError, engine_arguments, find_launcher
 from kvoffload.cli.fs_option import make_directories, parse_fs, tier_switches
-from kvoffload.cli.obj_option import parse_obj
+from kvoffload.cli.obj_option import check_stores, parse_obj
 from kvoffload.cli.preflight import check_torchvision
 from kvoffload.cli.serve_options import check_options, parse_assignments
 
@@ -49,6 +49,7 @@ def run_or_show(
         print(show_command(arguments))
         return
     make_directories(directories)
+    check_stores(stores)
     start_engine(arguments)
 
 

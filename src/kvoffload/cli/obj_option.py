@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import parse_qsl
 
 from kvoffload.config.options import LaneOptions
 from kvoffload.config.parse import parse_dataclass
 from kvoffload.errors import ConfigError
 from kvoffload.tiers.obj.address import parse_address
+from kvoffload.tiers.obj.client import open_client
 from kvoffload.tiers.obj.options import ObjTierConfig
 
 _SECRET = re.compile(
@@ -33,9 +34,22 @@ def parse_obj(texts: Sequence[str]) -> list[dict[str, object]]:
     return tiers
 
 
+def check_stores(tiers: Sequence[Mapping[str, object]]) -> None:
+    """Look at what can be known without asking a store: better a line now than one after the model is loaded.
+
+    Raises:
+        ConfigError: the client is not installed, or a file that is named cannot be read.
+    """
+    for tier in tiers:
+        open_client(_own(tier))
+
+
 def config_of(text: str) -> ObjTierConfig:
     """The options of the tier alone, as tools need them. Raises ConfigError."""
-    tier = _parse(text)
+    return _own(_parse(text))
+
+
+def _own(tier: Mapping[str, object]) -> ObjTierConfig:
     own = {field.name for field in dataclasses.fields(ObjTierConfig)}
     return parse_dataclass(ObjTierConfig, {name: tier[name] for name in tier if name in own}, "--obj")
 
