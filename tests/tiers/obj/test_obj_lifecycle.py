@@ -199,6 +199,11 @@ def test_a_tier_that_only_reads_changes_nothing(place: Place) -> None:
     assert reader.load(keys) == [MISSING] * 4
     assert place.names() == before
     assert writer.load(keys) == [DONE] * 4
+    place.clock.advance(1.0)
+    later = make_keys(2, first=30)
+    writer.store(later)
+    assert reader.load(later) == [DONE] * 2
+    assert reader.lookup(later) == [HIT] * 2
 
 
 def announce(place: Place, driver: TierDriver, *events: Came | Went) -> None:
@@ -256,6 +261,25 @@ def test_a_damaged_object_is_replaced_by_the_next_store(place: Place) -> None:
     assert driver.lookup(keys) == [MISS] * 3
     assert driver.store(keys) == [DONE] * 3
     assert driver.load(keys) == [DONE] * 3
+
+
+def test_a_short_object_that_stands_in_the_way_is_replaced(place: Place) -> None:
+    driver = place.engine()
+    keys = make_keys(3)
+    name = driver.tier._around.place.object_name(keys)
+    place.behind.put(name, [memoryview(b"half")], create=True)
+    assert driver.store(keys) == [DONE] * 3
+    assert driver.load(keys) == [DONE] * 3
+    assert driver.tier.stats().counters["replaced_objects"] == 1
+
+
+def test_a_job_that_does_not_fit_keeps_its_beginning(place: Place) -> None:
+    driver = place.engine(max_bytes=10 * CHUNK, pack_below_bytes=0)
+    driver.store(make_keys(10, first=100))
+    keys = make_keys(14)
+    found = driver.store(keys)
+    assert sorted(found, key=lambda outcome: outcome.value) == [DONE] * 10 + [REJECTED] * 4
+    assert driver.lookup(keys) == [HIT if outcome is DONE else MISS for outcome in found]
 
 
 def test_a_lookup_never_asks_the_store(place: Place) -> None:
