@@ -176,9 +176,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="fewer bytes, one round")
     arguments = parser.parse_args()
-    rounds, total = (1, 32 * MIB) if arguments.quick else (5, 128 * MIB)
+    rounds, total = (1, 32 * MIB) if arguments.quick else (5, 64 * MIB)
     with tempfile.TemporaryDirectory() as folder:
-        server = S3Server(Path(folder))
+        server = S3Server(Path(folder), volumes=200)
         server.start()
         try:
             options = server.options(Path(folder))

@@ -33,10 +33,16 @@ def free_ports(count: int) -> list[int]:
 
 
 class S3Server:
-    """Start, stop, start again on the same port and data."""
+    """Start, stop, start again on the same port and data.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: Where its data, its options and its log go.
+        volumes: How many volumes of 256 MB it may fill; what is deleted takes its place for a while.
+    """
+
+    def __init__(self, root: Path, *, volumes: int = 40) -> None:
         self._root = root
+        self._volumes = volumes
         (root / "data").mkdir(parents=True, exist_ok=True)
         identity = {
             "name": "test",
@@ -62,7 +68,7 @@ class S3Server:
             "master.volumeSizeLimitMB": 256,
             "volume.port": self._volume,
             "volume.port.grpc": self._volume + 10_000,
-            "volume.max": 40,
+            "volume.max": self._volumes,
             "filer.port": self._filer,
             "filer.port.grpc": self._filer + 10_000,
             "s3.port": self.port,

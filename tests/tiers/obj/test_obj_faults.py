@@ -176,6 +176,19 @@ def test_a_late_read_is_asked_for_twice(make: Make, proxy: FaultyProxy) -> None:
     assert (counters["hedged_reads"], counters["hedges_won"]) == (1, 1)
 
 
+def test_a_job_on_a_store_that_hangs_ends_after_one_request(make: Make, proxy: FaultyProxy) -> None:
+    driver = make(pack_below_bytes=0, read_span_bytes=10**6)
+    old, new = make_keys(12), make_keys(12, first=40)
+    driver.store(old)
+    proxy.always(Fault.HANG)
+    before = len(proxy.seen)
+    assert driver.load(old) == [FAILED] * 12
+    assert len(proxy.seen) - before <= 2, "every chunk is waited for"
+    assert driver.tier.stats().counters["reads_not_tried"] == 11
+    # Stores of such chunks have a thread each.
+    assert driver.store(new) == [FAILED] * 12
+
+
 def test_a_throttling_store_is_asked_less(make: Make, proxy: FaultyProxy) -> None:
     driver = make(call_retries=50, call_deadline_s=1.0)
     keys = [make_keys(1, first=number) for number in range(8)]

@@ -200,6 +200,7 @@ def test_a_read_is_late_when_it_takes_longer_than_most() -> None:
         ({"pack_bytes": 4096}, "pack_bytes=4096"),
         ({"ttl_s": 0}, "ttl_s=0"),
         ({"hedge_after_s": -1}, "hedge_after_s=-1"),
+        ({"call_deadline_s": 1.0, "request_timeout_s": 2.0}, "at least request_timeout_s=2.0"),
         ({"call_deadline_s": float("nan")}, "call_deadline_s=nan"),
     ],
 )

@@ -27,6 +27,8 @@ class CallLimits:
 
     deadline_s: float
     """With all repetitions."""
+    request_timeout_s: float
+    """Of the client: after it a request has ended."""
     max_retries: int
     hedge_after_s: float
     multipart_bytes: int
@@ -121,7 +123,8 @@ class Caller:
         self._pool.stop()
 
     def _ask(self, verb: str, request: Callable[[], T]) -> T:
-        give_up_s = self._clock.now_s() + self._limits.deadline_s
+        # What is begun later would not end in time.
+        give_up_s = self._clock.now_s() + self._limits.deadline_s - self._limits.request_timeout_s
         for attempt in range(self._limits.max_retries + 1):
             self._wait(self._pacer.wait_s(), give_up_s, Trouble.THROTTLED)
             self._counters.add(f"requests_{verb}")
@@ -148,7 +151,7 @@ class Caller:
     def _wait(self, seconds: float, give_up_s: float, why: Trouble) -> None:
         if seconds <= 0:
             return
-        if self._clock.now_s() + seconds > give_up_s or self._stopped.wait(seconds):
+        if self._clock.now_s() + seconds >= give_up_s or self._stopped.wait(seconds):
             raise ObjectError(why, "given up")
 
     def _hedged(self, request: Callable[[], memoryview]) -> memoryview:

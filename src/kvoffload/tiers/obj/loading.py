@@ -26,6 +26,8 @@ class _Progress:
     again: dict[OffloadKey, TierEntry] = field(default_factory=dict)
     """To be looked for once more."""
     moved_bytes: int = 0
+    is_away: bool = False
+    """A read has failed with all of its repetitions: the others are not tried, so that the job ends in time."""
 
 
 class Loading:
@@ -79,6 +81,10 @@ class Loading:
             self._read(part, span, progress, is_last=is_last)
 
     def _read(self, part: Slice, span: Span, progress: _Progress, *, is_last: bool) -> None:
+        if progress.is_away:
+            self._around.counters.add("reads_not_tried")
+            progress.outcomes.update((entry.key, Outcome.FAILED) for entry, _ in span.entries)
+            return
         try:
             data = self._around.caller.get(span.name, span.start, span.length)
         except ObjectError as error:
@@ -106,6 +112,7 @@ class Loading:
         if is_gone:
             # Deleted by somebody else, or written anew under another name: the journal knows.
             self._around.catalogue.remove([span.name])
+        progress.is_away = progress.is_away or not is_gone
         for entry, _ in span.entries:
             progress.outcomes[entry.key] = Outcome.MISSING if is_gone else Outcome.FAILED
             if is_gone and not is_last:

@@ -112,3 +112,8 @@ class ObjTierConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"obj tier: {name}={value} must be above 0 seconds")
+        if self.call_deadline_s < self.request_timeout_s:
+            raise ConfigError(
+                f"obj tier: call_deadline_s={self.call_deadline_s} must be at least "
+                f"request_timeout_s={self.request_timeout_s}: it is for a request with its repetitions"
+            )

@@ -67,11 +67,12 @@ class StoreView:
         self._wall_clock = wall_clock or WallClock()
         self.counters = Counters()
         limits = CallLimits(
-            config.call_deadline_s,
-            config.call_retries,
-            config.hedge_after_s,
-            config.multipart_bytes,
-            config.threads,
+            deadline_s=config.call_deadline_s,
+            request_timeout_s=config.request_timeout_s,
+            max_retries=config.call_retries,
+            hedge_after_s=config.hedge_after_s,
+            multipart_bytes=config.multipart_bytes,
+            threads=config.threads,
         )
         self.caller = Caller(open_client(config), limits, self._clock, self.counters, config.name)
         self.address = parse_address(config.url).text

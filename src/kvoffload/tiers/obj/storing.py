@@ -43,28 +43,39 @@ class Storing:
 
     def run(self, part: Slice) -> SliceEnd:
         """Store what is not there."""
-        catalogue = self._around.catalogue
         outcomes = {entry.key: Outcome.REJECTED for entry in part.entries}
         if self.is_void(part):
             return SliceEnd(outcomes, 0)
         wanted: list[TierEntry] = []
         for key, entry in unique(part.entries).items():
-            if catalogue.find(key) is not None:
+            if self._around.catalogue.find(key) is not None:
                 outcomes[key] = Outcome.DONE
             else:
                 wanted.append(entry)
-        sizes = [self._around.place.file_bytes_of(entry.key) for entry in wanted]
-        below = self._around.config.pack_below_bytes
         moved = 0
-        for positions in plan_objects(sizes, self._pack_bytes, below):
-            group = [wanted[position] for position in positions]
-            if self._around.clock.now_s() < self._not_writable_until_s:
-                self._around.counters.add("rejected_not_writable", len(group))
-                continue
-            outcome, moved_bytes = self._store_guarded(part, group)
+        is_away = False
+        for group in self._grouped(wanted):
+            outcome, moved_bytes = self._skipped(group, is_away=is_away) or self._store_guarded(part, group)
             outcomes.update(dict.fromkeys((entry.key for entry in group), outcome))
             moved += moved_bytes
+            is_away = outcome is Outcome.FAILED
         return SliceEnd(outcomes, moved)
+
+    def _grouped(self, wanted: Sequence[TierEntry]) -> list[list[TierEntry]]:
+        sizes = [self._around.place.file_bytes_of(entry.key) for entry in wanted]
+        objects = plan_objects(sizes, self._pack_bytes, self._around.config.pack_below_bytes)
+        return [[wanted[position] for position in positions] for positions in objects]
+
+    def _skipped(self, group: Sequence[TierEntry], *, is_away: bool) -> tuple[Outcome, int] | None:
+        """What becomes of an object that is not even tried; None: it is to be tried."""
+        if is_away:
+            # A write has failed with all of its repetitions: the job shall end in time.
+            self._around.counters.add("writes_not_tried")
+            return Outcome.FAILED, 0
+        if self._around.clock.now_s() < self._not_writable_until_s:
+            self._around.counters.add("rejected_not_writable", len(group))
+            return Outcome.REJECTED, 0
+        return None
 
     def is_void(self, part: Slice) -> bool:
         """Whether the tier was cleared since the job was taken."""

@@ -91,6 +91,7 @@ class ObjTier(Tier):
         counters = Counters()
         limits = CallLimits(
             deadline_s=config.call_deadline_s,
+            request_timeout_s=config.request_timeout_s,
             max_retries=config.call_retries,
             hedge_after_s=config.hedge_after_s,
             multipart_bytes=config.multipart_bytes,
