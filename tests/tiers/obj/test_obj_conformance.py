@@ -19,7 +19,7 @@ class ObjTierTests(TierTests):
     """Makes obj tiers, each in a place of its own."""
 
     options: ClassVar[dict[str, Any]] = {}
-    seeds = range(4)
+    seeds = range(2)
 
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ class ObjTierTests(TierTests):
 
 
 class TestInMemory(ObjTierTests):
-    seeds = range(10)
+    seeds = range(6)
     evicts_by_recency = False  # chunks that were stored together are packed, and go together
 
 

@@ -79,11 +79,13 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=8))
+@settings(max_examples=50)
 def test_the_journal_says_what_was_written(events: list[Event]) -> None:
     assert decode_journal(encode_journal(events)) == events
 
 
 @given(st.lists(EVENTS, min_size=1, max_size=4), st.data())
+@settings(max_examples=50)
 def test_a_damaged_journal_says_nothing(events: list[Event], data: st.DataObject) -> None:
     text = bytearray(encode_journal(events))
     at = data.draw(st.integers(0, len(text) - 1))
@@ -111,7 +113,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_the_catalogue_is_what_came_and_did_not_go(steps: list[tuple[str, str, list[OffloadKey]]]) -> None:
     catalogue = Catalogue()
     model: dict[str, list[OffloadKey]] = {}
