@@ -13,11 +13,12 @@ UNIT_ENV := .venv-unit
 UNIT_WORKERS := $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 PIP_INSTALL := -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo test unit simulate engine-test engine-env unit-env bench clean distclean check-python
+.PHONY: help demo test unit services simulate engine-test engine-env unit-env bench clean distclean check-python
 
 help:
 	@sed -n 's/^#   make /  make /p' Makefile
 	@echo "  make unit         checks and tests that need no engine (under a minute)"
+	@echo "  make services     tests against real servers, which they start themselves on loopback"
 	@echo "  make simulate     the simulator: a thousand seeds, planted bugs, policies"
 	@echo "  make engine-test  tests on the real engine"
 	@echo "  make bench        the benchmarks"
@@ -27,7 +28,7 @@ help:
 demo: engine-env
 	$(ENGINE_ENV)/bin/kvoffload demo
 
-test: unit simulate engine-test
+test: unit services simulate engine-test
 
 # This environment has neither torch nor an engine: so the unit tests prove that the core needs none.
 unit: unit-env
@@ -37,7 +38,11 @@ unit: unit-env
 	$(UNIT_ENV)/bin/ruff format --check .
 	$(UNIT_ENV)/bin/mypy
 	$(UNIT_ENV)/bin/lint-imports
-	$(UNIT_ENV)/bin/python -m pytest -m "not engine and not simulation" -n $(UNIT_WORKERS)
+	$(UNIT_ENV)/bin/python -m pytest -m "not engine and not simulation and not services" -n $(UNIT_WORKERS)
+
+# One process, so that one server serves all of them.
+services: unit-env
+	$(UNIT_ENV)/bin/python -m pytest -m services
 
 simulate: unit-env
 	$(UNIT_ENV)/bin/python -m pytest -m simulation -n $(UNIT_WORKERS)

@@ -48,6 +48,43 @@ def test_version_is_the_package_version():
     assert run("--version").stdout == f"kvoffload {__version__}\n"
 
 
+def test_obj_becomes_the_last_tier():
+    address = "s3://bucket/some/prefix?endpoint=http://127.0.0.1:9000&cap=2TiB&path_style=false&ttl=3600.5"
+    _, config = dry_run("m", "--obj", address, "--fs", "/kv", "--obj", "gs://other")
+    assert config["kv_connector_extra_config"]["secondary_tiers"] == [
+        {"type": "fs", "root_dir": "/kv"},
+        {
+            "type": "obj",
+            "url": "s3://bucket/some/prefix",
+            "endpoint": "http://127.0.0.1:9000",
+            "max_bytes": "2TiB",
+            "path_style": False,
+            "ttl_s": 3600.5,
+        },
+        {"type": "obj", "url": "gs://other", "name": "obj2"},
+    ]
+
+
+def test_a_file_that_an_object_store_needs_is_looked_for_before_the_engine_starts():
+    line = complaint("serve", "m", "--obj", "s3://bucket/p?credentials_file=/nowhere/file")
+    assert "credentials_file='/nowhere/file' cannot be read" in line
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://AKID:hush-hush@bucket/p",
+        "s3://bucket/p?secret_access_key=hush-hush",
+        "s3://bucket/p?aws_session_token=hush-hush",
+        "az://container/p?account_key=hush-hush",
+        "s3://bucket/p?endpoint=http://user:hush-hush@host",
+        "hush-hush://bucket",
+    ],
+)
+def test_a_secret_on_the_command_line_is_refused_and_not_repeated(address):
+    assert "hush" not in complaint("serve", "m", "--obj", address)
+
+
 def test_help_imports_neither_torch_nor_engine_nor_numpy():
     program = (
         "import sys; from kvoffload.cli.main import app\n"
@@ -169,7 +206,15 @@ def test_a_declared_seed_that_the_environment_contradicts_is_refused(monkeypatch
         (["--fs", ""], "give PATH or PATH:CAP"),
         (["--fs", ":1GiB"], "give PATH or PATH:CAP"),
         (["--fs", "/kv:much"], "'much' is not a size"),
-        (["--fs", "/kv", "--option", "secondary_tiers=[]"], "give --fs instead"),
+        (["--obj", "http://b"], "does not begin with a known scheme"),
+        (["--obj", "s3://b_x/../y"], "cannot be part of a prefix"),
+        (["--obj", "s3://bucket/p?sice=1"], "unknown option 'sice'"),
+        (["--obj", "s3://bucket/p?cap=1GiB&max_bytes=2GiB"], "given twice"),
+        (["--obj", "s3://bucket/p?cap=much"], "'much' is not a size"),
+        (["--obj", "s3://bucket/p?endpoint=example.net"], "endpoint must be http"),
+        (["--obj", "s3://bucket/p", "--obj", "s3://bucket/p"], "the same url"),
+        (["--obj", "s3://bucket/p", "--option", "secondary_tiers=[]"], "give --fs or --obj instead"),
+        (["--fs", "/kv", "--option", "secondary_tiers=[]"], "give --fs or --obj instead"),
     ],
 )
 def test_a_bad_option_is_one_line_that_says_how_to_mend_it(arguments, told):

@@ -251,6 +251,47 @@ def test_each_chunk_comes_from_the_first_tier_that_has_it() -> None:
     assert [e.key for e in bucket.pending(Verb.LOAD)[0].entries] == wanted[1:]
 
 
+def test_what_comes_from_a_slower_tier_is_offered_to_the_faster_ones() -> None:
+    near, far, farther = (ScriptedTier(name) for name in ("disk", "bucket", "tape"))
+    bench = Bench(tiers=[near, far, farther])
+    wanted = keys(4)
+    near.has.update(wanted[:1])
+    far.has.update(wanted[1:3])
+    far.has.update(wanted[3:])
+    bench.fetch(A, wanted)
+    near.finish(Verb.LOAD)
+    far.finish(Verb.LOAD, {wanted[3]: Outcome.CORRUPT})
+    bench.tick()
+    bench.tick()
+    offered = [entry.key for job in near.pending(Verb.STORE) for entry in job.entries]
+    assert sorted(offered) == sorted(wanted[1:3])
+    assert not far.pending(Verb.STORE)
+    assert not farther.pending(Verb.STORE)
+    assert bench.recorder.value(m.READ_THROUGH_CHUNKS, tier="disk") == 2
+    near.finish(Verb.STORE)
+    bench.tick()
+    bench.staging.forget(A)
+    assert near.has >= set(wanted[:3])
+    assert bench.host.prepare_store(keys(8, "other")).stored, "slots of what was offered are free again"
+
+
+def test_a_faster_tier_under_pressure_is_not_offered_what_comes_from_a_slower_one() -> None:
+    near, far = ScriptedTier("disk"), ScriptedTier("bucket")
+    bench = Bench(
+        tiers=[near, far],
+        lane=LaneOptions(deadline_s=5, retry_after_s=30, batch_bytes=ROW, max_queued_bytes=ROW),
+    )
+    near.refuses = True
+    wanted = keys(4)
+    far.has.update(wanted)
+    bench.fetch(A, wanted)
+    far.finish(Verb.LOAD)
+    bench.tick()
+    assert bench.recorder.value(m.READ_THROUGH_CHUNKS, tier="disk") == 1
+    bench.staging.forget(A)
+    assert bench.hits(wanted) == 4
+
+
 @pytest.mark.parametrize("outcome", [Outcome.MISSING, Outcome.CORRUPT, Outcome.FAILED])
 def test_a_chunk_that_does_not_come_is_a_miss_and_its_slot_is_free(outcome: Outcome) -> None:
     bench = Bench(slots=4)

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from kvoffload.cli.engine_command import EngineMissingError, engine_arguments, find_launcher
 from kvoffload.cli.fs_option import make_directories, parse_fs, tier_switches
+from kvoffload.cli.obj_option import check_stores, parse_obj
 from kvoffload.cli.preflight import check_torchvision
 from kvoffload.cli.serve_options import check_options, parse_assignments
 
@@ -24,7 +25,7 @@ _SWITCHES = {
 def run_or_show(
     model: str,
     switches: Mapping[str, object],
-    fs: Sequence[str],
+    below: tuple[Sequence[str], Sequence[str]],
     rest: tuple[Sequence[str], Sequence[str]],
     *,
     dry_run: bool,
@@ -34,20 +35,21 @@ def run_or_show(
     Args:
         model: Name or directory of the model.
         switches: Options of the connector that have a switch of their own; None: not given.
-        fs: What stood behind each `--fs`.
+        below: What stood behind each `--fs`, and behind each `--obj`: directories are nearer than object stores.
         rest: The connector's other options (`KEY=VALUE`), and vLLM's own.
         dry_run: Only print.
 
     Raises:
         KvError: an option is not valid, or the engine cannot be started.
     """
-    tiers = parse_fs(fs)
+    directories, stores = parse_fs(below[0]), parse_obj(below[1])
     given = {name: value for name, value in switches.items() if value is not None}
-    arguments = engine_arguments_of(model, given | tier_switches(tiers), *rest)
+    arguments = engine_arguments_of(model, given | tier_switches([*directories, *stores]), *rest)
     if dry_run:
         print(show_command(arguments))
         return
-    make_directories(tiers)
+    make_directories(directories)
+    check_stores(stores)
     start_engine(arguments)
 
 
@@ -67,7 +69,7 @@ def engine_arguments_of(
     """
     taken = dict(_SWITCHES)
     if "secondary_tiers" in switches:
-        taken |= {"secondary_tiers": "--fs", "spec_name": "--fs"}
+        taken |= {"secondary_tiers": "--fs or --obj", "spec_name": "--fs or --obj"}
     options = check_options({**switches, **parse_assignments(assignments, taken)}, os.environ)
     return engine_arguments(model, options, engine_options)
 

@@ -42,6 +42,13 @@ def serve(
             help="A directory below host memory that survives restarts, and its largest size; may be repeated.",
         ),
     ] = None,
+    obj: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL[?OPTION=VALUE&…]",
+            help="An object store below that, shared by a fleet: s3://bucket/prefix?cap=1TiB; may be repeated.",
+        ),
+    ] = None,
     blocks_per_chunk: Annotated[
         int | None, typer.Option(metavar="N", help="Engine blocks that are kept together.")
     ] = None,
@@ -65,10 +72,7 @@ def serve(
     """
     from kvoffload.cli.launch import run_or_show  # noqa: PLC0415
 
-    switches = {
-        "cpu_bytes_to_use": cpu_bytes,
-        "blocks_per_chunk": blocks_per_chunk,
-        "offload_prompt_only": False if offload_answers else None,
-        "eviction_policy": eviction_policy,
-    }
-    run_or_show(model, switches, fs or [], (option or [], engine_options or []), dry_run=dry_run)
+    answers = False if offload_answers else None
+    switches = {"cpu_bytes_to_use": cpu_bytes, "blocks_per_chunk": blocks_per_chunk}
+    switches |= {"offload_prompt_only": answers, "eviction_policy": eviction_policy}
+    run_or_show(model, switches, (fs or [], obj or []), (option or [], engine_options or []), dry_run=dry_run)

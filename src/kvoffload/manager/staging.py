@@ -342,10 +342,23 @@ class Staging:
             host = self._hosts[chunk.group]
             if report.outcomes[chunk.key] is not Outcome.DONE:
                 host.abort_store([(chunk.key, chunk.slot)])
-            elif host.commit_store([(chunk.key, chunk.slot)]) and promotion is not None:
-                self._hold(promotion, chunk.group, [chunk.key])
+            elif host.commit_store([(chunk.key, chunk.slot)]):
+                if promotion is not None:
+                    self._hold(promotion, chunk.group, [chunk.key])
+                self._offer_upwards(lane, chunk)
         if promotion is not None:
             promotion.jobs.discard((lane.name, job.job_id))
+
+    def _offer_upwards(self, source: TierLane, chunk: HostChunk) -> None:
+        """What came from far away is worth keeping near: offered to the tiers that were asked before and lacked it."""
+        for lane in self._lanes[: self._lanes.index(source)]:
+            (slot,) = self._hosts[chunk.group].hold([chunk.key])
+            if slot is None:
+                continue
+            if lane.enqueue(HostChunk(chunk.group, chunk.key, slot)):
+                self._recorder.count(m.READ_THROUGH_CHUNKS, tier=lane.name)
+            else:
+                self._hosts[chunk.group].release([slot])
 
     def _give_up(self, lane: TierLane, job: LaneJob) -> None:
         self._recorder.count(m.TIER_TIMEOUTS, tier=lane.name, verb=job.verb.value)

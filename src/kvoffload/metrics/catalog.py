@@ -90,6 +90,9 @@ CASCADE_DROPPED_CHUNKS = _counter(
     "Chunks not handed to a tier because it was under pressure or switched off",
     "tier",
 )
+READ_THROUGH_CHUNKS = _counter(
+    "read_through_chunks", "Chunks that came from a slower tier and were offered to this one", "tier"
+)
 PROMOTION_TIMEOUTS = _counter("promotion_timeouts", "Requests that waited for tiers until the deadline")
 PROMOTION_SKIPPED_CHUNKS = _counter(
     "promotion_skipped_chunks", "Chunks not promoted because recomputing was measured to be faster"

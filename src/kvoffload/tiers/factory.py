@@ -17,7 +17,11 @@ from kvoffload.tiers.base import Tier, TierContext
 TIERS: Registry[Tier] = Registry(
     "tier",
     Tier,  # type: ignore[type-abstract]
-    {"fs": "kvoffload.tiers.fs.tier:FsTier", "memory": "kvoffload.tiers.memory:MemoryTier"},
+    {
+        "fs": "kvoffload.tiers.fs.tier:FsTier",
+        "memory": "kvoffload.tiers.memory:MemoryTier",
+        "obj": "kvoffload.tiers.obj.tier:ObjTier",
+    },
 )
 _LANE_NAMES = {field.name for field in dataclasses.fields(LaneOptions)}
 
@@ -35,6 +39,7 @@ def parse_tiers(raw: object) -> tuple[TierOptions, ...]:
     tiers = tuple(_parse_tier(entry, f"{WHERE}: secondary_tiers[{index}]") for index, entry in enumerate(raw))
     _check_distinct(tiers, "name", "give each tier a name of its own")
     _check_distinct(tiers, "root_dir", "give each tier a directory of its own")
+    _check_distinct(tiers, "url", "give each tier a prefix of its own")
     return tiers
 
 

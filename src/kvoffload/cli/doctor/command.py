@@ -18,6 +18,10 @@ def doctor(
             metavar="PATH[:CAP]", help="Also check this directory, as for serve: root_dir of an fs tier."
         ),
     ] = None,
+    obj: Annotated[
+        str | None,
+        typer.Option(metavar="URL[?OPTION=VALUE&…]", help="Also check this object store, as for serve."),
+    ] = None,
     cpu_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Host memory that the engine shall get for KV.")
     ] = None,
@@ -40,6 +44,7 @@ def doctor(
     """
     from kvoffload.cli.doctor.examination import Wishes, examine  # noqa: PLC0415
     from kvoffload.cli.fs_option import parse_fs  # noqa: PLC0415
+    from kvoffload.cli.obj_option import config_of  # noqa: PLC0415
     from kvoffload.config.units import parse_bytes  # noqa: PLC0415
 
     if fs == "":
@@ -57,5 +62,8 @@ def doctor(
         else parse_bytes(fs_bytes, "--fs-bytes"),
         model=model,
         tp=tp,
+        obj=obj,
     )
+    if obj is not None:
+        config_of(obj)
     raise typer.Exit(0 if examine(wishes, as_json=as_json) else 1)

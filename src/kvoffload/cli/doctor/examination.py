@@ -15,8 +15,10 @@ from rich.text import Text
 from kvoffload.cli.doctor.check import Check, Verdict, guarded
 from kvoffload.cli.doctor.machine import Machine, check_machine
 from kvoffload.cli.doctor.model import check_model
+from kvoffload.cli.doctor.object_store import check_object_store
 from kvoffload.cli.doctor.software import check_software
 from kvoffload.cli.doctor.storage import StorageOptions, check_storage
+from kvoffload.cli.obj_option import config_of
 from kvoffload.cli.store.output import print_json, shown
 
 _COLOURS = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -32,6 +34,8 @@ class Wishes:
     fs_bytes: int | None = None
     model: Path | None = None
     tp: int = 1
+    obj: str | None = None
+    """An object store, as `--obj` of serve takes it."""
 
 
 def examine(wishes: Wishes, *, as_json: bool) -> bool:
@@ -67,6 +71,9 @@ def all_checks(wishes: Wishes) -> Iterator[Check]:
     if wishes.model is not None:
         model = wishes.model
         yield from guarded("model", lambda: check_model(model, wishes.tp))
+    if wishes.obj is not None:
+        config = config_of(wishes.obj)
+        yield from guarded("object store", lambda: check_object_store(config))
 
 
 def _print(checks: list[Check]) -> None:

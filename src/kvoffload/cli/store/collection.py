@@ -8,7 +8,10 @@ import typer
 
 
 def gc(
-    root: Annotated[str, typer.Argument(metavar="ROOT", help="The store: root_dir of the fs tier.")],
+    root: Annotated[
+        str,
+        typer.Argument(metavar="ROOT", help="The store: root_dir of the fs tier, or s3://… as for --obj."),
+    ],
     *,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be removed; change nothing.")
@@ -34,10 +37,14 @@ def gc(
     """
     from kvoffload.cli.store.collection_run import run_gc  # noqa: PLC0415
     from kvoffload.cli.store.durations import parse_duration  # noqa: PLC0415
+    from kvoffload.cli.store.object_store import collect_objects, is_address  # noqa: PLC0415
     from kvoffload.config.units import parse_bytes  # noqa: PLC0415
     from kvoffload.tiers.fs.store_root import open_root  # noqa: PLC0415
 
     bound = None if max_bytes is None else parse_bytes(max_bytes, "--max-bytes")
     age_s = None if older_than is None else parse_duration(older_than, "--older-than")
+    if is_address(root):
+        passed = collect_objects(root, namespace, (bound, age_s), dry_run=dry_run, as_json=as_json)
+        raise typer.Exit(0 if passed else 1)
     passed = run_gc(open_root(root), namespace, (bound, age_s), dry_run=dry_run, as_json=as_json)
     raise typer.Exit(0 if passed else 1)

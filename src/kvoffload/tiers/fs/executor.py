@@ -83,6 +83,8 @@ class ExecutorLimits:
     """The same in bytes; one job alone is always taken."""
     has_threads: bool = True
     """False: nothing happens but by `take`, in the place of as many threads."""
+    slice_length: Callable[[TierJob], int] | None = None
+    """How many entries of a job one thread takes at a time; None: what suits small files."""
 
 
 @dataclass(slots=True)
@@ -138,6 +140,7 @@ class JobExecutor:
         self._clock = clock
         self._counters = counters
         self._limits = limits
+        self._name = name
         self._loads = _Lane(limits.threads)
         self._stores = _Lane(limits.threads - max(1, limits.threads // 4))
         self._reports: deque[TierReport] = deque()
@@ -256,7 +259,10 @@ class JobExecutor:
             return self._run(part)
         except Exception:
             logger.exception(
-                "fs tier: internal error; %d chunks of a %s failed", len(part.entries), part.job.verb
+                "%s tier: internal error; %d chunks of a %s failed",
+                self._name,
+                len(part.entries),
+                part.job.verb.value,
             )
             self._counters.add("internal_errors")
             return SliceEnd({entry.key: Outcome.FAILED for entry in part.entries}, 0)
@@ -283,6 +289,8 @@ class JobExecutor:
 
     def _slice_length(self, job: TierJob, size_bytes: int) -> int:
         """Entries per slice: enough to make the threads' bookkeeping cheap, few enough to use all threads."""
+        if self._limits.slice_length is not None:
+            return self._limits.slice_length(job)
         count = max(1, len(job.entries))
         by_size = max(1, _SLICE_BYTES * count // size_bytes) if size_bytes else _MAX_SLICE
         return max(1, min(by_size, -(-count // self._limits.threads), _MAX_SLICE))

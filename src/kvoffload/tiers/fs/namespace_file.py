@@ -87,8 +87,8 @@ def check_namespace(found: Namespace | None, namespace: Namespace, directory: st
     )
 
 
-def write_namespace(disk: DiskIO, directory: str, namespace: Namespace, temp_name: str) -> None:
-    """Write the file, whole or not at all. Raises OSError."""
+def namespace_text(namespace: Namespace) -> bytes:
+    """What the file of a namespace holds."""
     content = {
         "kind": _KIND,
         "chunk_format_version": FORMAT_VERSION,
@@ -96,7 +96,12 @@ def write_namespace(disk: DiskIO, directory: str, namespace: Namespace, temp_nam
         "digest": namespace.digest,
         "fields": json.loads(namespace.fields_json),
     }
-    text = json.dumps(content, indent=2, sort_keys=True).encode() + b"\n"
+    return json.dumps(content, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def write_namespace(disk: DiskIO, directory: str, namespace: Namespace, temp_name: str) -> None:
+    """Write the file, whole or not at all. Raises OSError."""
+    text = namespace_text(namespace)
     temp = f"{directory}/{temp_name}"
     fd = disk.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:

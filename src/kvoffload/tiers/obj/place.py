@@ -1,0 +1,98 @@
+"""The names of everything that one namespace has in an object store, and how long its chunks are.
+
+<model>_<digest>/namespace.json          what the fingerprint is made of
+<model>_<digest>/hh/hh/<hash>_g<n>.kv    one chunk
+<model>_<digest>/packs/hh/<digest>.pack  several chunks, one behind the other; named by what is in it
+<model>_<digest>/journal/<time>-<who>    which objects came and went
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from kvoffload.errors import KvError
+from kvoffload.keys.file_mapper import FileMapper
+from kvoffload.keys.fingerprint import Namespace
+from kvoffload.keys.offload_key import OffloadKey, group_index_of
+from kvoffload.layout.chunk_format import checksum, file_bytes
+from kvoffload.tiers.fs.namespace_file import identity_of
+
+_TIME_DIGITS = 16
+_PACK = re.compile(r"packs/([0-9a-f]{2})/([0-9a-f]{32})\.pack")
+_JOURNAL = re.compile(r"journal/([0-9]{16})-[0-9a-f]{8,32}(-[0-9]{1,9})?")
+_MICROSECONDS = 1_000_000
+
+
+class ObjPlace:
+    """Names and lengths.
+
+    Args:
+        namespace: The engine's.
+        payload_bytes: Bytes of a chunk, for every group id; 0 for those that the engine does not offload.
+    """
+
+    def __init__(self, namespace: Namespace, payload_bytes: Sequence[int]) -> None:
+        assert any(payload_bytes), "a store needs at least one group"
+        self.namespace = namespace
+        self.identity = identity_of(namespace)
+        self.base = namespace.directory_name
+        self.namespace_file = f"{self.base}/namespace.json"
+        self.journal = f"{self.base}/journal"
+        self._mapper = FileMapper(namespace)
+        self._payload_bytes = tuple(payload_bytes)
+
+    def payload_bytes_of(self, key: OffloadKey) -> int:
+        """Bytes of a chunk's payload."""
+        return self._payload_bytes[group_index_of(key)]
+
+    def file_bytes_of(self, key: OffloadKey) -> int:
+        """Bytes of a chunk with header and padding."""
+        return file_bytes(self.payload_bytes_of(key))
+
+    @property
+    def smallest_file_bytes(self) -> int:
+        """Bytes of the smallest chunk with header and padding."""
+        return min(file_bytes(size) for size in self._payload_bytes if size)
+
+    def is_length_of(self, key: OffloadKey, length: int) -> bool:
+        """Whether the engine has the group of a key, and its chunks are so long with header and padding."""
+        group = group_index_of(key)
+        is_known = group < len(self._payload_bytes) and self._payload_bytes[group] > 0
+        return is_known and length == self.file_bytes_of(key)
+
+    def object_name(self, keys: Sequence[OffloadKey]) -> str:
+        """The name of the object that holds these chunks in this order: equal names mean equal content."""
+        if len(keys) == 1:
+            return self._mapper.name_of(keys[0])
+        # Lengths too: the same bytes must not be cut into other keys.
+        digest = checksum(b"".join(len(key).to_bytes(2, "big") + key for key in keys)).hex()
+        return f"{self.base}/packs/{digest[:2]}/{digest}.pack"
+
+    def is_data(self, name: str) -> bool:
+        """Whether this is the name of an object with chunks of this namespace."""
+        inner = self._inner(name)
+        found = _PACK.fullmatch(inner)
+        if found:
+            return found.group(2).startswith(found.group(1))
+        try:
+            self._mapper.key_of(name)
+        except KvError:
+            return False
+        return True
+
+    def journal_name(self, time_s: float, writer: str, number: int) -> str:
+        """The name of a journal object: in the order of time, whoever writes it."""
+        return f"{self.journal}/{round(time_s * _MICROSECONDS):0{_TIME_DIGITS}d}-{writer}-{number}"
+
+    def journal_from(self, time_s: float) -> str:
+        """A name before all journal objects of this time and later."""
+        return f"{self.journal}/{max(0, round(time_s * _MICROSECONDS)):0{_TIME_DIGITS}d}"
+
+    def journal_time_s(self, name: str) -> float | None:
+        """When a journal object was written, by its writer's clock; None if it is none."""
+        found = _JOURNAL.fullmatch(self._inner(name))
+        return int(found.group(1)) / _MICROSECONDS if found else None
+
+    def _inner(self, name: str) -> str:
+        return name[len(self.base) + 1 :] if name.startswith(f"{self.base}/") else ""
