@@ -273,12 +273,14 @@ def test_a_short_object_that_stands_in_the_way_is_replaced(place: Place) -> None
     assert driver.tier.stats().counters["replaced_objects"] == 1
 
 
-def test_a_job_that_does_not_fit_keeps_its_beginning(place: Place) -> None:
+def test_of_a_job_that_does_not_fit_as_much_is_kept_as_the_cap_allows(place: Place) -> None:
     driver = place.engine(max_bytes=10 * CHUNK, pack_below_bytes=0)
     driver.store(make_keys(10, first=100))
     keys = make_keys(14)
     found = driver.store(keys)
-    assert sorted(found, key=lambda outcome: outcome.value) == [DONE] * 10 + [REJECTED] * 4
+    # Objects are put side by side: one may find no room although there will be some when another deletion has ended.
+    assert 8 <= found.count(DONE) <= 10
+    assert found.count(DONE) + found.count(REJECTED) == len(keys)
     assert driver.lookup(keys) == [HIT if outcome is DONE else MISS for outcome in found]
 
 
