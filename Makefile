@@ -13,7 +13,7 @@ UNIT_ENV := .venv-unit
 UNIT_WORKERS := $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 PIP_INSTALL := -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo test unit services simulate engine-test engine-env unit-env bench clean distclean check-python
+.PHONY: help demo test unit services simulate engine-test real-model-test engine-env unit-env bench clean distclean check-python
 
 help:
 	@sed -n 's/^#   make /  make /p' Makefile
@@ -21,6 +21,7 @@ help:
 	@echo "  make services     tests against real servers, which they start themselves on loopback"
 	@echo "  make simulate     the simulator: a thousand seeds, planted bugs, policies"
 	@echo "  make engine-test  tests on the real engine"
+	@echo "  make real-model-test  a real hybrid model from PyPI on the engine (not part of make test)"
 	@echo "  make bench        the benchmarks"
 	@echo "  make clean        remove what was made here, but the environments"
 	@echo "  make distclean    remove the environments, too"
@@ -48,7 +49,11 @@ simulate: unit-env
 	$(UNIT_ENV)/bin/python -m pytest -m simulation -n $(UNIT_WORKERS)
 
 engine-test: engine-env
-	$(ENGINE_ENV)/bin/python -m pytest -m engine
+	$(ENGINE_ENV)/bin/python -m pytest -m "engine and not real_model"
+
+# Not part of `make test`: it downloads a model of 250 MB and converts it.
+real-model-test: engine-env
+	$(ENGINE_ENV)/bin/python -m pytest -m real_model
 
 bench: engine-env
 	@set -e; for file in $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py)); do \

@@ -37,6 +37,7 @@ def _prompts(model: str) -> list[list[int]]:
     return prompts
 
 
+@pytest.mark.real_model
 @on("gemma3-270m")
 def test_a_real_hybrid_model_goes_on_from_what_was_evicted_and_from_what_an_engine_before_it_has_stored(
     subject: FsSubject,
