@@ -28,6 +28,7 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
     SlidingWindowSpec,
 )
 
+from kvoffload.config.schema import OffloadingConfig  # noqa: E402
 from kvoffload.connectors.vllm.config import build_offloading_config  # noqa: E402
 from kvoffload.errors import ConfigError, KvError, UnsupportedModelError  # noqa: E402
 from kvoffload.keys.fingerprint import namespace_of  # noqa: E402
@@ -269,6 +270,40 @@ def test_the_canonical_layout_of_windows_is_portable_and_that_of_an_unknown_stat
     config = build_offloading_config(engine, _cache(FULL, STATE))
     assert not config.parallel.is_parallelism_agnostic
     assert "opaque pages" in config.groups[1].page_signature
+
+
+def _canonical_state(tmp_path: Path, dtype: torch.dtype, tp: int = 1) -> OffloadingConfig:
+    """An LFM2-like model: one layer of full attention, one of short convolutions."""
+    engine = _engine(
+        tmp_path, options={"canonical_layout": True}, tensor_parallel_size=tp, world_size=tp, block_size=128
+    )
+    model = {
+        "model_type": "lfm2",
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "conv"],
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "conv_L_cache": 3,
+    }
+    engine.model_config.hf_text_config = SimpleNamespace(to_dict=lambda: model)
+    cache = _cache(
+        dataclasses.replace(FULL, num_kv_heads=4 // tp),
+        dataclasses.replace(STATE, shapes=((2, 256 // tp),), dtypes=(dtype,)),
+    )
+    for number, group in enumerate(cache.kv_cache_groups):
+        group.layer_names[:] = [f"model.layers.{number}.layer"]
+    return build_offloading_config(engine, cache)
+
+
+def test_states_of_equally_long_dtypes_have_namespaces_of_their_own_in_the_canonical_layout(
+    tmp_path: Path,
+) -> None:
+    # --mamba-cache-dtype is no part of the model's configuration, nor is it the dtype of the attention's KV.
+    half, brain = (_canonical_state(tmp_path, dtype) for dtype in (torch.float16, torch.bfloat16))
+    assert half.parallel.is_parallelism_agnostic
+    assert namespace_of(half).digest != namespace_of(brain).digest
+    spread = _canonical_state(tmp_path, torch.float16, tp=2)
+    assert namespace_of(spread).digest == namespace_of(half).digest
 
 
 def test_a_latent_model_is_kept_once_under_any_tensor_parallel_size(tmp_path: Path) -> None:
