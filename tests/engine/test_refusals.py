@@ -46,6 +46,7 @@ STATE = MambaSpec(
     page_size_padded=262_144,
     mamba_cache_mode="align",
 )
+LATENT = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16, max_tp_shards=1)
 LOCAL = ChunkedLocalAttentionSpec(
     block_size=128, num_kv_heads=4, head_size=64, dtype=torch.float32, attention_chunk_size=256
 )
@@ -166,14 +167,13 @@ def test_a_plain_model_is_accepted(tmp_path: Path) -> None:
 def test_latent_attention_is_refused_where_the_engine_computes_other_keys_in_every_step(
     tmp_path: Path,
 ) -> None:
-    latent = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
-    text = _refusal(_engine(tmp_path, block_size=16, use_mla=True), _cache(latent))
+    text = _refusal(_engine(tmp_path, block_size=16, use_mla=True), _cache(LATENT))
     assert "MLA" in text
     assert "-rotary_embedding" in text
     mended = _engine(tmp_path, block_size=16, use_mla=True, custom_ops=["all", "-rotary_embedding"])
-    assert build_offloading_config(mended, _cache(latent)).groups
+    assert build_offloading_config(mended, _cache(LATENT)).groups
     other = _engine(tmp_path, block_size=16, use_mla=True, device_type="cuda")
-    assert build_offloading_config(other, _cache(latent)).groups[0].tokens_per_block == 16
+    assert build_offloading_config(other, _cache(LATENT)).groups[0].tokens_per_block == 16
 
 
 def test_tasks_without_prefix_caching_are_refused(tmp_path: Path) -> None:
@@ -307,7 +307,6 @@ def test_states_of_equally_long_dtypes_have_namespaces_of_their_own_in_the_canon
 
 
 def test_a_latent_model_is_kept_once_under_any_tensor_parallel_size(tmp_path: Path) -> None:
-    latent = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
     configs = [
         build_offloading_config(
             _engine(
@@ -318,7 +317,7 @@ def test_a_latent_model_is_kept_once_under_any_tensor_parallel_size(tmp_path: Pa
                 tensor_parallel_size=tp,
                 world_size=tp,
             ),
-            _cache(latent),
+            _cache(LATENT),
         )
         for tp in (1, 2, 4, 8)
     ]
@@ -330,9 +329,14 @@ def test_a_latent_model_is_kept_once_under_any_tensor_parallel_size(tmp_path: Pa
         for spec in specs
     }
     assert len(plans) == 1, "the same budget holds the same number of chunks"
-    # Over two nodes no memory is shared, and a plain model has a part of its own on every rank.
+    # What vLLM does not call the same on all ranks is not taken for it; and a plain model has a part of its own on every rank.
     plain = _engine(tmp_path, tensor_parallel_size=2, world_size=2)
     assert not build_offloading_config(plain, _cache(FULL)).replicated_layout
+    engine = _engine(tmp_path, block_size=16, use_mla=True, device_type="cuda")
+    unknown = dataclasses.replace(LATENT, max_tp_shards=None)
+    config = build_offloading_config(engine, _cache(unknown))
+    assert not config.replicated_layout
+    assert not config.parallel.is_parallelism_agnostic
 
 
 def test_large_chunks_of_windows_are_refused(tmp_path: Path) -> None:
