@@ -18,7 +18,7 @@ PIP_INSTALL := -m pip install --disable-pip-version-check --quiet
 help:
 	@sed -n 's/^#   make /  make /p' Makefile
 	@echo "  make unit         checks and tests that need no engine (under a minute)"
-	@echo "  make simulate     the simulator: a thousand seeds, planted bugs, policies"
+	@echo "  make simulate     the simulator: fifteen hundred seeds, planted bugs, policies"
 	@echo "  make engine-test  tests on the real engine"
 	@echo "  make bench        the benchmarks"
 	@echo "  make clean        remove what was made here, but the environments"
