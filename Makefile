@@ -19,7 +19,7 @@ help:
 	@sed -n 's/^#   make /  make /p' Makefile
 	@echo "  make unit         checks and tests that need no engine (under a minute)"
 	@echo "  make services     tests against real servers, which they start themselves on loopback"
-	@echo "  make simulate     the simulator: a thousand seeds, planted bugs, policies"
+	@echo "  make simulate     the simulator: fifteen hundred seeds, planted bugs, policies"
 	@echo "  make engine-test  tests on the real engine"
 	@echo "  make real-model-test  a real hybrid model from PyPI on the engine (not part of make test)"
 	@echo "  make bench        the benchmarks"

@@ -56,6 +56,17 @@ def test_lines_and_page_show_the_same_figures(tmp_path: Path) -> None:
     assert "<script" not in text
 
 
+def test_a_trace_without_requests_is_one_line(tmp_path: Path) -> None:
+    # What an engine records before its first request.
+    trace, config = tmp_path / "trace.jsonl", tmp_path / "config.json"
+    trace.write_text('{"block_tokens":16}\n', encoding="utf-8")
+    config.write_text(json.dumps(LLAMA), encoding="utf-8")
+    for arguments in (["simulate", str(trace)], ["plan", str(config), "--trace", str(trace)]):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert "no requests" in result.stderr
+
+
 def test_a_trace_of_lengths_cannot_be_simulated_but_planned_with(tmp_path: Path) -> None:
     trace, config = tmp_path / "azure.csv", tmp_path / "config.json"
     trace.write_text(AZURE)

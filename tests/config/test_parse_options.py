@@ -275,6 +275,7 @@ def test_sizes_for_people_carry_the_exact_number(size: int) -> None:
     ("tiers", "told"),
     [
         ([{"root_dir": "/a"}, {"root_dir": "/b"}], "the same name 'fs'; give each tier a name of its own"),
+        ([{"root_dir": "/a", "name": "host"}], "stands for host memory where requests name tiers"),
         ([{"root_dir": "/a"}, {"root_dir": "/a/", "name": "b"}], "the same root_dir '/a'"),
         ([{"root_dir": "/a", "deadline_s": 0}], "deadline_s=0.0 must be above 0 seconds"),
         ([{"root_dir": "/a", "deadline_s": float("nan")}], "deadline_s=nan must be above 0 seconds"),

@@ -68,6 +68,15 @@ def test_a_directory_that_cannot_be_made_costs_the_trace_and_nothing_else(tmp_pa
     assert not recorder.add(request(1))
 
 
+def test_the_home_directory_is_where_the_shell_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    TraceRecorder(Path("~/traces"), 16, 10**6).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["traces"]
+
+
 def test_a_disk_that_hangs_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moving = threading.Event()
     monkeypatch.setattr(recording, "_line", lambda _: moving.wait() and b"")

@@ -59,6 +59,20 @@ def test_a_missing_field_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         contract.check_contract()
 
 
+def test_what_says_whether_ranks_hold_the_same_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass
+    class MLAAttentionSpec:
+        block_size: int
+
+    fields = tuple(
+        (MLAAttentionSpec if kind is contract.MLAAttentionSpec else kind, names)
+        for kind, names in contract._FIELDS
+    )
+    monkeypatch.setattr(contract, "_FIELDS", fields)
+    with pytest.raises(EngineContractError, match="MLAAttentionSpec.max_tp_shards is missing"):
+        contract.check_contract()
+
+
 def test_a_missing_request_attribute_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contract, "_REQUEST_ATTRIBUTES", (*contract._REQUEST_ATTRIBUTES, "kv_wishes"))
     with pytest.raises(EngineContractError, match="Request.kv_wishes is missing"):

@@ -28,6 +28,7 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
     SlidingWindowSpec,
 )
 
+from kvoffload.config.schema import OffloadingConfig  # noqa: E402
 from kvoffload.connectors.vllm.config import build_offloading_config  # noqa: E402
 from kvoffload.errors import ConfigError, KvError, UnsupportedModelError  # noqa: E402
 from kvoffload.keys.fingerprint import namespace_of  # noqa: E402
@@ -45,6 +46,7 @@ STATE = MambaSpec(
     page_size_padded=262_144,
     mamba_cache_mode="align",
 )
+LATENT = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16, max_tp_shards=1)
 LOCAL = ChunkedLocalAttentionSpec(
     block_size=128, num_kv_heads=4, head_size=64, dtype=torch.float32, attention_chunk_size=256
 )
@@ -165,14 +167,13 @@ def test_a_plain_model_is_accepted(tmp_path: Path) -> None:
 def test_latent_attention_is_refused_where_the_engine_computes_other_keys_in_every_step(
     tmp_path: Path,
 ) -> None:
-    latent = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
-    text = _refusal(_engine(tmp_path, block_size=16, use_mla=True), _cache(latent))
+    text = _refusal(_engine(tmp_path, block_size=16, use_mla=True), _cache(LATENT))
     assert "MLA" in text
     assert "-rotary_embedding" in text
     mended = _engine(tmp_path, block_size=16, use_mla=True, custom_ops=["all", "-rotary_embedding"])
-    assert build_offloading_config(mended, _cache(latent)).groups
+    assert build_offloading_config(mended, _cache(LATENT)).groups
     other = _engine(tmp_path, block_size=16, use_mla=True, device_type="cuda")
-    assert build_offloading_config(other, _cache(latent)).groups[0].tokens_per_block == 16
+    assert build_offloading_config(other, _cache(LATENT)).groups[0].tokens_per_block == 16
 
 
 def test_tasks_without_prefix_caching_are_refused(tmp_path: Path) -> None:
@@ -271,8 +272,41 @@ def test_the_canonical_layout_of_windows_is_portable_and_that_of_an_unknown_stat
     assert "opaque pages" in config.groups[1].page_signature
 
 
+def _canonical_state(tmp_path: Path, dtype: torch.dtype, tp: int = 1) -> OffloadingConfig:
+    """An LFM2-like model: one layer of full attention, one of short convolutions."""
+    engine = _engine(
+        tmp_path, options={"canonical_layout": True}, tensor_parallel_size=tp, world_size=tp, block_size=128
+    )
+    model = {
+        "model_type": "lfm2",
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "conv"],
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "conv_L_cache": 3,
+    }
+    engine.model_config.hf_text_config = SimpleNamespace(to_dict=lambda: model)
+    cache = _cache(
+        dataclasses.replace(FULL, num_kv_heads=4 // tp),
+        dataclasses.replace(STATE, shapes=((2, 256 // tp),), dtypes=(dtype,)),
+    )
+    for number, group in enumerate(cache.kv_cache_groups):
+        group.layer_names[:] = [f"model.layers.{number}.layer"]
+    return build_offloading_config(engine, cache)
+
+
+def test_states_of_equally_long_dtypes_have_namespaces_of_their_own_in_the_canonical_layout(
+    tmp_path: Path,
+) -> None:
+    # --mamba-cache-dtype is no part of the model's configuration, nor is it the dtype of the attention's KV.
+    half, brain = (_canonical_state(tmp_path, dtype) for dtype in (torch.float16, torch.bfloat16))
+    assert half.parallel.is_parallelism_agnostic
+    assert namespace_of(half).digest != namespace_of(brain).digest
+    spread = _canonical_state(tmp_path, torch.float16, tp=2)
+    assert namespace_of(spread).digest == namespace_of(half).digest
+
+
 def test_a_latent_model_is_kept_once_under_any_tensor_parallel_size(tmp_path: Path) -> None:
-    latent = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
     configs = [
         build_offloading_config(
             _engine(
@@ -283,7 +317,7 @@ def test_a_latent_model_is_kept_once_under_any_tensor_parallel_size(tmp_path: Pa
                 tensor_parallel_size=tp,
                 world_size=tp,
             ),
-            _cache(latent),
+            _cache(LATENT),
         )
         for tp in (1, 2, 4, 8)
     ]
@@ -295,9 +329,14 @@ def test_a_latent_model_is_kept_once_under_any_tensor_parallel_size(tmp_path: Pa
         for spec in specs
     }
     assert len(plans) == 1, "the same budget holds the same number of chunks"
-    # Over two nodes no memory is shared, and a plain model has a part of its own on every rank.
+    # What vLLM does not call the same on all ranks is not taken for it; and a plain model has a part of its own on every rank.
     plain = _engine(tmp_path, tensor_parallel_size=2, world_size=2)
     assert not build_offloading_config(plain, _cache(FULL)).replicated_layout
+    engine = _engine(tmp_path, block_size=16, use_mla=True, device_type="cuda")
+    unknown = dataclasses.replace(LATENT, max_tp_shards=None)
+    config = build_offloading_config(engine, _cache(unknown))
+    assert not config.replicated_layout
+    assert not config.parallel.is_parallelism_agnostic
 
 
 def test_large_chunks_of_windows_are_refused(tmp_path: Path) -> None:

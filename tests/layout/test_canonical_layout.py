@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from page_strategies import NUM_SLOTS, layers_and_sizes, same_under_others, thorough
 
-from kvoffload.config.pages import AttentionPage, HeadOrder, LatentPage, LayerFacts, OpaquePage
+from kvoffload.config.pages import (
+    AttentionPage,
+    HeadOrder,
+    LatentPage,
+    LayerFacts,
+    OpaquePage,
+    Segment,
+    StatePage,
+    StateTensor,
+)
 from kvoffload.layout.canonical import (
     CanonicalLayer,
     CanonicalLayout,
@@ -179,6 +188,16 @@ def test_other_heads_parts_tokens_layers_or_blocks_are_another_meaning() -> None
         group_of(OpaquePage(4 * 256 * 16), sizes),
     ]
     assert len({layout.signature() for layout in [group_of(page, sizes), *others]}) == 10
+
+
+def test_a_state_of_other_segments_is_another_meaning() -> None:
+    # Ranks that cut an axis otherwise put another whole together from their shares.
+    by_parts = StatePage((StateTensor((3, 16), 2, axis=1, segments=(Segment(2, 4), Segment(2, 4))),))
+    as_one = StatePage((StateTensor((3, 16), 2, axis=1, segments=(Segment(4, 4),)),))
+    whole = StatePage((StateTensor((3, 16), 2),))
+    groups = [group_of(page, ParallelSizes(tp=2)) for page in (by_parts, as_one, whole)]
+    assert len({group.row_bytes for group in groups}) == 1
+    assert len({group.signature() for group in groups}) == 3
 
 
 def test_an_opaque_layer_keeps_every_ranks_bytes_apart_and_its_chunk_is_not_portable() -> None:

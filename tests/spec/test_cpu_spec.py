@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from kvoffload.clock import ManualClock
 from kvoffload.config.options import OffloadingOptions
-from kvoffload.config.schema import OffloadingConfig
-from kvoffload.errors import ConfigError, RegionSizeError
+from kvoffload.config.pages import LatentPage, LayerFacts
+from kvoffload.config.schema import LayoutIdentity, OffloadingConfig
+from kvoffload.errors import ConfigError, RegionSizeError, UnsupportedModelError
 from kvoffload.keys.fingerprint import namespace_of
+from kvoffload.layout import canonical
+from kvoffload.layout.certify import SeenTensor
 from kvoffload.manager.request import RequestInfo
 from kvoffload.manager.step import ScheduledRequest, StepInput
 from kvoffload.messages import WorkerReport
@@ -199,3 +202,21 @@ def test_a_prompt_goes_down_and_comes_back_bit_by_bit_through_a_real_region(worl
         assert engine.recorder.value(m.LOADED_BYTES) == 3 * 96 * world_size
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("is_replicated", "remedy"),
+    [(True, "start without the connector"), (False, "leave canonical_layout out")],
+)
+def test_a_cache_that_looks_otherwise_is_refused_with_a_remedy_that_helps(
+    is_replicated: bool, remedy: str
+) -> None:
+    # A latent model is canonical without being asked: there is no option to leave out.
+    layers = tuple(LayerFacts(name, LatentPage((64,), 16), 1024) for name in ("layer.0", "layer.1"))
+    layout = LayoutIdentity(canonical.FAMILY, canonical.FORMAT_VERSION, "any", "example-engine")
+    config = example_config(layout=layout, canonical_layout=True, replicated_layout=is_replicated)
+    config = dataclasses.replace(config, groups=(example_group(0, layers=layers),))
+    spec = CPUOffloadingSpec(config)
+    seen = {"layer.0": SeenTensor((9, 16, 65), (1040, 65, 1), 1, "BNC")}
+    with pytest.raises(UnsupportedModelError, match=remedy):
+        spec.certify([seen])

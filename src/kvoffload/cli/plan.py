@@ -43,10 +43,10 @@ def plan(
 
     from kvoffload.sim.planning.budget import parse_budget, places_of, traffic_of  # noqa: PLC0415
     from kvoffload.sim.planning.model import kv_of_config  # noqa: PLC0415
-    from kvoffload.sim.traces.opening import open_trace  # noqa: PLC0415
+    from kvoffload.sim.traces.opening import open_traffic  # noqa: PLC0415
 
     model = kv_of_config(_read(model_config), kv_dtype)
-    found = open_trace(trace) if trace is not None else None
+    found = open_traffic(trace) if trace is not None else None
     traffic = traffic_of(found) if found is not None else None
     places = places_of(model, parse_budget(budget), found, traffic)
     if as_json:

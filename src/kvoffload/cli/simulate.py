@@ -67,9 +67,9 @@ def simulate(
 
 def _open(path: Path) -> Trace:
     from kvoffload.errors import ConfigError  # noqa: PLC0415
-    from kvoffload.sim.traces.opening import open_trace  # noqa: PLC0415
+    from kvoffload.sim.traces.opening import open_traffic  # noqa: PLC0415
 
-    found = open_trace(path)
+    found = open_traffic(path)
     if not found.knows_blocks:
         raise ConfigError(
             f"{path}: has lengths only and does not say which prompts begin alike, so nothing about hits can be told from it"

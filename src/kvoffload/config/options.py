@@ -8,6 +8,8 @@ from typing import Any
 from kvoffload.config.units import parse_bytes
 from kvoffload.errors import ConfigError
 
+HOST_NAME = "host"
+"""What requests call host memory in lists of tiers; no tier below may have this name."""
 MAX_WAIT_S = 86_400.0 * 365
 MAX_RETRIES = 100
 MAX_SHARE = 0.9

@@ -45,7 +45,7 @@ class TraceRecorder:
     end: who knows a prompt cannot find it in a trace, nor one trace's prompts in another.
 
     Args:
-        directory: Is made if it is not there.
+        directory: Is made if it is not there; `~` is the home directory, as in `root_dir` of an fs tier.
         block_tokens: Tokens of a block.
         max_bytes: The file does not grow beyond.
     """
@@ -83,15 +83,17 @@ class TraceRecorder:
         try:
             with self._open() as file:
                 self._write(file)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
+            # (RuntimeError: there is no home directory.)
             logger.warning("kvoffload: no trace is recorded any more: %s", error)
         finally:
             self._is_over = True
 
     def _open(self) -> IO[bytes]:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        directory = self._directory.expanduser()
+        directory.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        path = self._directory / f"trace-{stamp}-{os.getpid()}-{secrets.token_hex(2)}.jsonl"
+        path = directory / f"trace-{stamp}-{os.getpid()}-{secrets.token_hex(2)}.jsonl"
         logger.info("kvoffload: recording requests (hashes only) in %s", path)
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 

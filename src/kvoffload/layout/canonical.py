@@ -24,6 +24,7 @@ from kvoffload.config.pages import (
     LayerPage,
     OpaquePage,
     StatePage,
+    StateTensor,
 )
 from kvoffload.layout.certify import Certified, SeenTensor, Uncertified, certify, kept_as
 from kvoffload.layout.geometry import ParallelSizes, places
@@ -220,7 +221,7 @@ def page_signature(page: LayerPage, sizes: ParallelSizes, blocks: int) -> str:
             pages = f"{blocks * block // tokens} pages of {tokens} tokens"
             return f"{heads} of {parts} bytes, {pages}" + (f", extra {extras} bytes" if extras else "")
         case StatePage():
-            tensors = ", ".join(f"{tensor.shape} of {tensor.item_bytes} bytes" for tensor in page.tensors)
+            tensors = ", ".join(map(_tensor_text, page.tensors))
             return f"{blocks} states of {tensors}"
         case OpaquePage():
             return f"{blocks} opaque pages of {page.page_bytes} bytes"
@@ -229,6 +230,13 @@ def page_signature(page: LayerPage, sizes: ParallelSizes, blocks: int) -> str:
 def _heads_text(page: AttentionPage) -> str:
     outside = " inside of tokens" if page.canonical_order is HeadOrder.NHD else ""
     return f"{page.kv_heads} heads{outside}"
+
+
+def _tensor_text(tensor: StateTensor) -> str:
+    # How ranks share an axis decides what the whole is that they put together.
+    segments = "+".join(f"{segment.units}x{segment.unit_items}" for segment in tensor.segments)
+    shared = f", axis {tensor.axis} as {segments}" if segments else ""
+    return f"{tensor.shape} of {tensor.item_bytes} bytes{shared}"
 
 
 def in_model_order(names: Sequence[str]) -> list[str]:

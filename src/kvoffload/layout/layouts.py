@@ -52,11 +52,16 @@ def layouts_of(config: OffloadingConfig) -> tuple[GroupLayout, ...]:
         fault = layout.fault()
         if fault is not None:
             raise UnsupportedModelError(
-                f"kvoffload: the canonical layout cannot be proved for this model and parallel layout ({fault}); leave "
-                "canonical_layout out"
+                f"kvoffload: the canonical layout cannot be proved for this model and parallel layout ({fault}); "
+                f"{way_out(config)}"
             )
         layouts.append(layout)
     return tuple(layouts)
+
+
+def way_out(config: OffloadingConfig) -> str:
+    """What somebody can do whose engine the canonical layout does not fit: a replicated one was not asked for."""
+    return "start without the connector" if config.replicated_layout else "leave canonical_layout out"
 
 
 def certification_report(config: OffloadingConfig) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from kvoffload.keys.fingerprint import namespace_of
 from kvoffload.layout import direct
 from kvoffload.layout.canonical import CanonicalLayout, seen_fault, with_seen_order
 from kvoffload.layout.certify import SeenTensor
-from kvoffload.layout.layouts import GroupLayout, certification_report, layouts_of
+from kvoffload.layout.layouts import GroupLayout, certification_report, layouts_of, way_out
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.manager import OffloadManager
 from kvoffload.manager.request import GroupGeometry
@@ -123,8 +123,8 @@ class CPUOffloadingSpec(OffloadingSpec):
             fault = seen_fault(layout, rank, tensors)
             if fault is not None:
                 raise UnsupportedModelError(
-                    f"kvoffload: the engine's cache does not look as its configuration says ({fault}); leave "
-                    "canonical_layout out"
+                    f"kvoffload: the engine's cache does not look as its configuration says ({fault}); "
+                    f"{way_out(self.config)}"
                 )
             checked.append(with_seen_order(layout, rank, tensors))
         self._layouts = tuple(checked)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvoffload.config.options import LaneOptions, TierOptions
+from kvoffload.config.options import HOST_NAME, LaneOptions, TierOptions
 from kvoffload.config.parse import WHERE, parse_dataclass
 from kvoffload.errors import ConfigError
 from kvoffload.registry import Registry
@@ -37,10 +37,20 @@ def parse_tiers(raw: object) -> tuple[TierOptions, ...]:
             f"{WHERE}: secondary_tiers={raw!r} must be a list like [{{'type': 'fs', 'root_dir': '/kv'}}]"
         )
     tiers = tuple(_parse_tier(entry, f"{WHERE}: secondary_tiers[{index}]") for index, entry in enumerate(raw))
+    _check_host_name(tiers)
     _check_distinct(tiers, "name", "give each tier a name of its own")
     _check_distinct(tiers, "root_dir", "give each tier a directory of its own")
     _check_distinct(tiers, "url", "give each tier a prefix of its own")
     return tiers
+
+
+def _check_host_name(tiers: Sequence[TierOptions]) -> None:
+    for index, tier in enumerate(tiers):
+        if getattr(tier.own, "name", None) == HOST_NAME:
+            raise ConfigError(
+                f"{WHERE}: secondary_tiers[{index}] has the name {HOST_NAME!r}, which stands for host memory where requests "
+                "name tiers; give it another name"
+            )
 
 
 def _check_distinct(tiers: Sequence[TierOptions], field: str, remedy: str) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from kvoffload.connectors.vllm.groups import (
     dtype_name,
     group_configs,
     kept_groups,
+    meaning_of,
     refuse_groups,
     token_units,
 )
@@ -83,7 +85,10 @@ def build_offloading_config(vllm_config: Any, kv_cache_config: Any) -> Offloadin
         _refuse_canonical_drafts(vllm_config)
     if is_canonical:
         groups = _with_canonical_order(groups, HeadOrder[options.canonical_order])
-        groups, portable = _as_canonical(groups, cache.blocks_per_chunk, vllm_config.parallel_config)
+        meanings = [meaning_of(group) for group in kept_groups(kv_cache_config)]
+        groups, portable = _as_canonical(
+            groups, meanings, cache.blocks_per_chunk, vllm_config.parallel_config
+        )
     events = vllm_config.kv_events_config
     return OffloadingConfig(
         groups=groups,
@@ -170,14 +175,14 @@ def _refuse_canonical_drafts(vllm_config: Any) -> None:
 
 
 def _as_canonical(
-    groups: tuple[OffloadingGroupConfig, ...], blocks_per_chunk: int, parallel: Any
+    groups: tuple[OffloadingGroupConfig, ...], meanings: Sequence[str], blocks_per_chunk: int, parallel: Any
 ) -> tuple[tuple[OffloadingGroupConfig, ...], bool]:
     """The groups with what their canonical bytes mean, and whether all of them are readable under any parallel layout."""
     sizes = sizes_of(_parallel(parallel, portable=False))
     found = [canonical_identity(group.layers, blocks_per_chunk, sizes) for group in groups]
     described = (
-        dataclasses.replace(group, page_signature=identity.signature)
-        for group, identity in zip(groups, found, strict=True)
+        dataclasses.replace(group, page_signature=f"{meaning}; {identity.signature}")
+        for group, meaning, identity in zip(groups, meanings, found, strict=True)
     )
     return tuple(described), all(identity.portable for identity in found)
 

@@ -10,6 +10,12 @@ import re
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
@@ -57,6 +63,34 @@ _FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (
         KVConnectorOutput,
         ("kv_connector_worker_meta", "finished_recving", "invalid_block_ids", "failed_recving"),
+    ),
+    (
+        MLAAttentionSpec,
+        (
+            "block_size",
+            "num_kv_heads",
+            "head_size",
+            "head_size_v",
+            "dtype",
+            "kv_quant_mode",
+            "num_head_slots",
+            "state_content_bytes",
+            "tokens_per_state",
+            "max_tp_shards",
+        ),
+    ),
+    (SlidingWindowSpec, ("sliding_window", "extra_retained_tokens")),
+    (ChunkedLocalAttentionSpec, ("attention_chunk_size",)),
+    (
+        MambaSpec,
+        (
+            "shapes",
+            "dtypes",
+            "mamba_cache_mode",
+            "num_speculative_blocks",
+            "num_prefill_checkpoint_blocks",
+            "tp_replicated",
+        ),
     ),
 )
 _REQUEST_ATTRIBUTES = (

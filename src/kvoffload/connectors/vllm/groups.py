@@ -114,6 +114,21 @@ def _signature(kind: str, spec: Any) -> str:
     )
 
 
+def meaning_of(group: KeptGroup) -> str:
+    """What the bytes of a group's layers are, apart from where they lie: the same under any parallel layout.
+
+    The canonical layout knows lengths only, and two dtypes may be equally long.
+    """
+    layers = {_meaning_of_layer(spec) for spec in iter_layer_specs(group.spec)}
+    return ", ".join(sorted(layers))
+
+
+def _meaning_of_layer(spec: Any) -> str:
+    kind = type(spec).__name__
+    dtypes = spec.dtypes if kind == _STATE else (spec.dtype,)
+    return f"{kind} of {'+'.join(map(dtype_name, dtypes))}"
+
+
 def dtype_name(dtype: Any) -> str:
     """Torch's name of a dtype, without its prefix."""
     return str(dtype).removeprefix("torch.")

@@ -65,10 +65,7 @@ def _page(vllm_config: Any, spec: Any) -> LayerPage | None:
         return None
     item = spec.dtype.itemsize
     if kind == "MLAAttentionSpec":
-        width = spec.head_size * item
-        return (
-            LatentPage((width,), spec.block_size) if spec.page_size_bytes == width * spec.block_size else None
-        )
+        return _latent_page(spec, spec.head_size * item)
     parts = (spec.head_size * item, spec.head_size_v * item)
     heads = int(vllm_config.model_config.get_total_num_kv_heads())
     tp = vllm_config.parallel_config.tensor_parallel_size
@@ -77,6 +74,13 @@ def _page(vllm_config: Any, spec: Any) -> LayerPage | None:
     if spec.page_size_bytes != spec.num_kv_heads * spec.block_size * sum(parts):
         return None
     return AttentionPage(heads, parts, spec.block_size)
+
+
+def _latent_page(spec: Any, width: int) -> LatentPage | None:
+    # All ranks hold the same bytes only where vLLM says so itself: indexers of other kinds are described as MLA, too.
+    is_replicated = spec.max_tp_shards == 1
+    is_plain = spec.page_size_bytes == width * spec.block_size
+    return LatentPage((width,), spec.block_size) if is_replicated and is_plain else None
 
 
 def _state_page(vllm_config: Any, name: str, spec: Any) -> LayerPage | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvoffload.config.options import HOST_NAME
 from kvoffload.manager.wishes import NO_WISHES, Priority, Stay, Wishes
 
 MAX_TOKENS = 2**53
@@ -18,7 +19,6 @@ MAX_TOKENS = 2**53
 MAX_PIN_S = 7 * 86_400.0
 MAX_TTL_S = 365 * 86_400.0
 
-HOST_NAME = "host"
 _MEDIA = ("CPU", "STORAGE")
 _LOCALITIES = ("LOCAL", "REMOTE")
 _MAX_ENTRIES = 64

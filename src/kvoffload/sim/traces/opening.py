@@ -12,6 +12,14 @@ from kvoffload.sim.traces.block_hashes import BlockHashTrace
 from kvoffload.sim.traces.mooncake import MooncakeTrace
 
 
+def open_traffic(path: Path) -> Trace:
+    """As `open_trace`. Raises ConfigError also if not one request is in it: then nothing can be told from it."""
+    found = open_trace(path)
+    if next(iter(found), None) is None:
+        raise ConfigError(f"{path}: has no requests yet; give a trace with some traffic")
+    return found
+
+
 def open_trace(path: Path) -> Trace:
     """The reader for a file. Raises ConfigError if there is none."""
     try:
