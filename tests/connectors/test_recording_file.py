@@ -70,7 +70,7 @@ def test_a_directory_that_cannot_be_made_costs_the_trace_and_nothing_else(tmp_pa
 
 def test_a_disk_that_hangs_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moving = threading.Event()
-    monkeypatch.setattr(recording, "_line", lambda _: moving.wait() and b"")
+    monkeypatch.setattr(recording, "trace_line", lambda _: moving.wait() and b"")
     monkeypatch.setattr(recording, "_CLOSE_TIMEOUT_S", 0.01)
     recorder = TraceRecorder(tmp_path, 16, 10**6)
     answers = [recorder.add(request(1)) for _ in range(recording._MAX_WAITING + 5)]
