@@ -74,3 +74,12 @@ def test_nonsense_is_no_batch_and_raises_nothing(payload: bytes) -> None:
 def test_a_time_that_is_no_number_makes_no_batch() -> None:
     assert decode_batch(batch(float("nan"), stored([b"a"]))) is None
     assert decode_batch(batch(float("inf"), stored([b"a"]))) is None
+
+
+@pytest.mark.parametrize("depth", [10, 100_000])
+def test_what_is_nested_without_end_is_nonsense(depth: int) -> None:
+    nested = b"\x91" * depth + b"\xc0"
+    unknown_field = b"\x82" + PACK("type") + PACK("BlockStored") + PACK("new") + nested
+    for event in (nested, unknown_field):
+        found = decode_batch(b"\x93" + PACK(1.0) + b"\x91" + event + PACK(0))
+        assert found is None or found.unreadable == 1

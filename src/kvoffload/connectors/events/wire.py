@@ -14,6 +14,8 @@ import msgspec
 from kvoffload.connectors.events.batches import Batch, StoredBlocks
 
 _NOTHING = msgspec.Raw(b"\xc0")
+_NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""The last one: of what is nested without end."""
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -68,7 +70,7 @@ def decode_batch(payload: bytes) -> Batch | None:
     """The batch in a message; None: it is none. A single event that is none is counted."""
     try:
         batch = _batches.decode(payload)
-    except msgspec.MsgspecError:
+    except _NONSENSE:
         return None
     if not isfinite(batch.ts):
         return None
@@ -79,7 +81,7 @@ def decode_batch(payload: bytes) -> Batch | None:
             if isinstance(event, (_Stored, _StoredArray)):
                 stored.append(_plain(event))
             clears += isinstance(event, (_Cleared, _ClearedArray))
-        except (msgspec.MsgspecError, ValueError):
+        except _NONSENSE:
             unreadable += 1
     return Batch(batch.ts, tuple(stored), clears, unreadable)
 
