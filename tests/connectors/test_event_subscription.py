@@ -122,8 +122,10 @@ def test_an_engine_that_connects_is_listened_for(free_port: int) -> None:
     publisher = Publisher(connect_to=endpoint)
     try:
         # The subscription goes out when we look for messages.
+        end = time.monotonic() + 20
         while not publisher.has_subscriber(within_ms=50):
             assert subscription.receive(50) == []
+            assert time.monotonic() < end
         publisher.send(b"hello")
         assert received(subscription, 1)[0].payload == b"hello"
     finally:
