@@ -49,10 +49,7 @@ def sending(publisher: Publisher, messages: list[bytes]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_is_recorded_until_a_signal_is_simulated(
-    tmp_path: Path, publisher: Publisher, number: int
-) -> None:
+def test_what_is_recorded_until_a_signal_is_simulated(tmp_path: Path, publisher: Publisher) -> None:
     path = tmp_path / "trace.jsonl"
     process = subprocess.Popen(
         [sys.executable, "-m", "kvoffload.cli.main", "record", "--events", publisher.endpoint, str(path)],
@@ -70,7 +67,7 @@ def test_what_is_recorded_until_a_signal_is_simulated(
             engine.now_s += 10
         # Those that are over are in the file before the end; the last one is held back.
         assert _lines(path, 3) == 3 + 1
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         out, errors = process.communicate(timeout=30)
     finally:
         process.kill()
@@ -132,10 +129,10 @@ def refused(tmp_path: Path, *options: str) -> str:
 
 
 def test_nobody_there_is_one_line_with_what_to_do(tmp_path: Path) -> None:
-    line = refused(tmp_path, "--events", "tcp://127.0.0.1:9", "--wait", "0.3s")
-    assert "nobody publishes at tcp://127.0.0.1:9 within 0.3 s" in line
+    line = refused(tmp_path, "--events", "tcp://127.0.0.1:9", "--wait", "0.1s")
+    assert "nobody publishes at tcp://127.0.0.1:9 within 0.1 s" in line
     assert "--kv-events-config" in line
-    line = refused(tmp_path, "--listen", "--events", f"ipc://{tmp_path}/socket", "--wait", "0.3s")
+    line = refused(tmp_path, "--listen", "--events", f"ipc://{tmp_path}/socket", "--wait", "0.1s")
     assert "no engine has connected" in line
 
 
@@ -208,10 +205,11 @@ def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "record needs pyzmq and msgspec" in refused(tmp_path)
 
 
-def test_signals_work_as_before_when_it_is_over() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_it_and_work_as_before_when_it_is_over(number: int) -> None:
+    before = signal.getsignal(number)
     with recording_run._stopped_by_signals() as is_stopped:
         assert not is_stopped()
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert is_stopped()
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before

@@ -60,7 +60,7 @@ BATCHES = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(BATCHES, max_size=15), st.sampled_from([10**7, 700]))
 def test_any_sequence_of_events_is_a_valid_trace_or_none(batches: list[Batch], max_bytes: int) -> None:
     with TemporaryDirectory() as folder:
