@@ -132,3 +132,16 @@ def test_admission_is_part_of_a_run() -> None:
     refused = run("simulate", SAMPLE, "--admission", "size=3")
     assert refused.exit_code == 2
     assert "--admission: 'size=3' is not valid" in refused.stderr
+
+
+def test_what_a_recorder_says_of_its_trace_is_shown_with_the_results(tmp_path: Path) -> None:
+    trace, config = tmp_path / "t.jsonl", tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA))
+    request = '{"arrival_s": 0, "input_tokens": 16, "blocks": ["a"]}'
+    for note, is_shown in (("only some blocks", True), ("\x1b[2J", False), (7, False)):
+        trace.write_text(json.dumps({"block_tokens": 16, "note": note}) + "\n" + request + "\n")
+        for arguments in (("simulate", str(trace)), ("plan", str(config), "--trace", str(trace))):
+            result = run(*arguments)
+            assert result.exit_code == 0, result.output
+            assert (f"this trace: {note}" in result.stdout) == is_shown
+        assert json.loads(run("simulate", str(trace), "--json").stdout)

@@ -79,7 +79,7 @@ def test_the_home_directory_is_where_the_shell_has_it(
 
 def test_a_disk_that_hangs_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moving = threading.Event()
-    monkeypatch.setattr(recording, "_line", lambda _: moving.wait() and b"")
+    monkeypatch.setattr(recording, "trace_line", lambda _: moving.wait() and b"")
     monkeypatch.setattr(recording, "_CLOSE_TIMEOUT_S", 0.01)
     recorder = TraceRecorder(tmp_path, 16, 10**6)
     answers = [recorder.add(request(1)) for _ in range(recording._MAX_WAITING + 5)]

@@ -73,6 +73,10 @@ def _engine_args(settings: dict[str, Any]) -> dict[str, Any]:
         from vllm.config import KVTransferConfig
 
         arguments["kv_transfer_config"] = KVTransferConfig(**settings["kv_transfer_config"])
+    if events := settings["engine_args"].pop("kv_events_config", None):
+        from vllm.config import KVEventsConfig
+
+        arguments["kv_events_config"] = KVEventsConfig(**events)
     return {**arguments, **settings["engine_args"]}
 
 

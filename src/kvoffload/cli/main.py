@@ -17,6 +17,7 @@ from kvoffload import __version__
 from kvoffload.cli.demo.command import demo
 from kvoffload.cli.doctor.command import doctor
 from kvoffload.cli.plan import plan
+from kvoffload.cli.record import record
 from kvoffload.cli.serve import ServeCommand, serve
 from kvoffload.cli.sim import sim
 from kvoffload.cli.simulate import simulate
@@ -74,6 +75,7 @@ app.command(cls=ServeCommand, context_settings={"allow_interspersed_args": True}
 app.command()(demo)
 app.command()(doctor)
 app.command()(sim)
+app.command()(record)
 app.command()(simulate)
 app.command()(plan)
 app.command()(verify_layout)

@@ -13,6 +13,7 @@ from kvoffload.errors import ConfigError
 if TYPE_CHECKING:
     from kvoffload.sim.planning.budget import Place, Traffic
     from kvoffload.sim.planning.model import ModelKv
+    from kvoffload.sim.traces.base import Trace
 
 
 def plan(
@@ -62,8 +63,8 @@ def plan(
         return
     _print_model(model, context)
     _print_places(places, traffic)
-    if found is not None and not found.knows_blocks:
-        print("This trace has lengths only: it says nothing about hits, nor about what more room is worth.")
+    if found is not None:
+        _print_doubts(found)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -103,3 +104,10 @@ def _print_places(places: list[Place], traffic: Traffic | None) -> None:
         if place.hit_ratio is not None and place.next_gib_tokens is not None:
             line += f"; prefix hits {place.hit_ratio:.4f}; the next GiB: {place.next_gib_tokens:.0f} hit tokens more"
         print(line)
+
+
+def _print_doubts(trace: Trace) -> None:
+    if not trace.knows_blocks:
+        print("This trace has lengths only: it says nothing about hits, nor about what more room is worth.")
+    if trace.note:
+        print(f"this trace: {trace.note}")

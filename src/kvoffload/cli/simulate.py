@@ -63,6 +63,8 @@ def simulate(
 
         html.write_text(page_of(f"{trace.name}: replay", results, line, chunk_bytes), encoding="utf-8")
     _print(results, line if curve else None, chunk_bytes, as_json=as_json)
+    if found.note and not as_json:
+        print(f"this trace: {found.note}")
 
 
 def _open(path: Path) -> Trace:

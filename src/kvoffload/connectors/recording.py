@@ -1,13 +1,11 @@
 """Writes what an engine is asked for as a trace that `kvoffload simulate` reads. Off unless asked for; no engine here.
 
-The engine's KV events would not do: they tell what the device's cache stores and drops, so a prompt that it has already
-makes none, and prompts that run together are not told apart. The connector sees every request.
+The connector sees every request. The engine's KV events tell less (`events/`): what the device's cache stores and drops, so
+a prompt that it has already makes none, and prompts that run together are not told apart.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import queue
@@ -19,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from kvoffload.connectors.trace_lines import BlockNames, trace_line
+
 logger = logging.getLogger(__name__)
 
 _MAX_WAITING = 1024
 _CLOSE_TIMEOUT_S = 2.0
-_HASH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class TraceRecorder:
         self._directory = directory
         self._block_tokens = block_tokens
         self._max_bytes = max_bytes
-        self._key = secrets.token_bytes(32)
+        self._names = BlockNames()
         self._waiting: queue.Queue[RecordedRequest | None] = queue.Queue(_MAX_WAITING)
         self._start_s: float | None = None
         self._is_over = False
@@ -98,7 +97,7 @@ class TraceRecorder:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
     def _write(self, file: IO[bytes]) -> None:
-        written = file.write(_line({"block_tokens": self._block_tokens}))
+        written = file.write(trace_line({"block_tokens": self._block_tokens}))
         file.flush()
         for request in self._requests():
             line = self._line_of(request)
@@ -119,18 +118,11 @@ class TraceRecorder:
     def _line_of(self, request: RecordedRequest) -> bytes:
         if self._start_s is None:
             self._start_s = request.arrival_s
-        names = [
-            hashlib.blake2b(request.salt + name, digest_size=_HASH_BYTES, key=self._key).hexdigest()
-            for name in request.block_hashes
-        ]
-        return _line(
+        names = [self._names.name(block_hash, request.salt) for block_hash in request.block_hashes]
+        return trace_line(
             {
                 "arrival_s": round(request.arrival_s - self._start_s, 6),
                 "input_tokens": request.input_tokens,
                 "blocks": names,
             }
         )
-
-
-def _line(fields: dict[str, object]) -> bytes:
-    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"

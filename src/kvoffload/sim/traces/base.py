@@ -34,6 +34,9 @@ class Trace(ABC):
     knows_blocks: ClassVar[bool] = True
     """Whether it says which prompts begin alike. If not, nothing about hits can be learned from it."""
 
+    note: str | None = None
+    """What its recorder says that a reader of results must know."""
+
     def __init__(self, path: Path, block_tokens: int) -> None:
         self.path = path
         self.block_tokens = block_tokens

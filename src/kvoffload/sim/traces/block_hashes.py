@@ -9,6 +9,8 @@ from pathlib import Path
 from kvoffload.errors import ConfigError
 from kvoffload.sim.traces.base import KeyTable, Trace, TraceRequest
 
+_MAX_NOTE = 500
+
 
 def _is_whole(line: str) -> bool:
     """Whether a last line without an end is one: an engine that is killed while it records leaves half of one."""
@@ -17,6 +19,11 @@ def _is_whole(line: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _note(found: object) -> str | None:
+    """A line that is safe on a terminal."""
+    return found[:_MAX_NOTE] if isinstance(found, str) and found.isprintable() else None
 
 
 class BlockHashTrace(Trace):
@@ -30,12 +37,14 @@ class BlockHashTrace(Trace):
         with path.open(encoding="utf-8") as file:
             first = file.readline()
         try:
-            block_tokens = json.loads(first)["block_tokens"]
+            header = json.loads(first)
+            block_tokens = header["block_tokens"]
         except (ValueError, KeyError, TypeError):
-            block_tokens = None
+            header, block_tokens = {}, None
         if not isinstance(block_tokens, int) or block_tokens < 1:
             raise ConfigError(f'{path}: the first line must be {{"block_tokens": N}}')
         super().__init__(path, block_tokens)
+        self.note = _note(header.get("note"))
         self._table = KeyTable()
 
     def _lines(self) -> Iterator[tuple[int, str]]:
