@@ -346,7 +346,8 @@ def _drafts_kind(
         shelf,
         folder,
         kind=name,
-        options={"offload_prompt_only": False, **PATIENT},
+        # A prompt's chunks, which hold both models' layers, end in one step, and an eighth of the host may wait for a tier.
+        options={"offload_prompt_only": False, "cpu_bytes_to_use": "256MiB", **PATIENT},
         engine_args={"speculative_config": {"num_speculative_tokens": 3, **speculation(shelf)}},
         cold_tolerance=SAME_MATHS,
         warm_tolerance=SAME_MATHS,
@@ -409,18 +410,16 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         engine_args={"max_model_len": 1536},
         force_async_scheduling=True,
     ),
-    "gemma3": _groups_kind("gemma3", model="gemma3"),
-    "gemma3-canonical": _groups_kind("gemma3-canonical", model="gemma3", canonical=True),
+    # Others of several groups have the direct layout.
+    "gemma3": _groups_kind("gemma3", model="gemma3", canonical=True),
     "gemma3-tp2": _groups_kind("gemma3-tp2", model="gemma3", tp=2),
     "lfm2-faults": _kind("lfm2-faults", model="lfm2", blocks=GROUPS_BLOCKS),
     "lfm2": _groups_kind("lfm2", model="lfm2"),
     "lfm2-canonical": _groups_kind("lfm2-canonical", model="lfm2", canonical=True),
-    "lfm2-tp2": _groups_kind("lfm2-tp2", model="lfm2", tp=2),
     "qwen3-next": _groups_kind("qwen3-next", model="qwen3-next"),
     "qwen3-next-canonical": _groups_kind(
         "qwen3-next-canonical", model="qwen3-next", canonical=True, cold_tolerance=BFLOAT16_TP
     ),
-    "qwen3-next-tp2": _groups_kind("qwen3-next-tp2", model="qwen3-next", tp=2),
     # Kept once whatever the options say. Two of its prompts fit.
     "deepseek": lambda shelf, folder: FsSubject(
         shelf,

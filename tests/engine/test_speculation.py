@@ -23,15 +23,16 @@ def _stored(subject: FsSubject) -> dict[str, np.ndarray]:
     return {path.name: payload_of(path).view(np.float32).reshape(shape) for path in subject.chunk_files()}
 
 
-@on("drafts", "draft-model")
 @pytest.mark.parametrize(
-    ("answer", "chunks"),
+    ("subject", "answer", "chunks"),
     [
         # 500 + 300 - 1 tokens have KV.
-        (300, 6),
+        ("drafts", 300, 6),
         # The last token fills a block, but it was only sampled: its place may hold what a rejected draft left there.
-        (268, 5),
+        ("drafts", 268, 5),
+        ("draft-model", 268, 5),
     ],
+    indirect=["subject"],
 )
 def test_what_was_stored_while_drafts_were_rejected_is_what_a_prefill_of_the_same_tokens_stores(
     subject: FsSubject, answer: int, chunks: int

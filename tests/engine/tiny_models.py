@@ -229,6 +229,7 @@ MAKERS: dict[str, Callable[[Path], TinyModel]] = {
     "lfm2": make_lfm2,
     "qwen3-next": make_qwen3_next,
     "deepseek": make_deepseek,
+    "gemma3-270m": make_gemma3_270m,
 }
 
 
