@@ -132,6 +132,8 @@ def test_none_is_fine_where_an_option_may_be_absent() -> None:
         ("pending_timeout_s", 1e12),
         ("cpu_bytes_to_use", -1),
         ("load_policy", "sometimes"),
+        ("canonical_order", "HDN"),
+        ("canonical_order", "NHD"),
         ("max_pinned_share", 0.95),
         ("max_pinned_share", -0.1),
         ("max_high_priority_share", math.nan),
@@ -141,6 +143,11 @@ def test_a_value_out_of_range_is_refused(name: str, value: object) -> None:
     message = refusal_of(**{name: value})
     assert name in message
     assert str(value) in message
+
+
+def test_an_order_of_the_canonical_layout_needs_that_layout() -> None:
+    assert options_of(canonical_order="NHD", canonical_layout=True).canonical_order == "NHD"
+    assert "canonical_layout" in refusal_of(canonical_order="NHD")
 
 
 def test_the_two_sizes_of_a_chunk_exclude_each_other() -> None:

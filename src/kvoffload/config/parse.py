@@ -129,6 +129,10 @@ def _check_choices(options: OffloadingOptions) -> None:
         value = getattr(options, name)
         if value not in valid:
             raise ConfigError(f"{WHERE}: {name}={value!r} is not known; valid: {', '.join(valid)}")
+    if options.canonical_order != HeadOrder.HND.value and not options.canonical_layout:
+        raise ConfigError(
+            f"{WHERE}: canonical_order={options.canonical_order!r} means nothing without canonical_layout; set that, or leave it out"
+        )
 
 
 def _check_ranges(options: OffloadingOptions) -> None:
