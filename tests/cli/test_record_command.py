@@ -44,9 +44,7 @@ def sending(publisher: Publisher, messages: list[bytes]) -> threading.Thread:
         for message in messages:
             publisher.send(message)
 
-    thread = threading.Thread(target=send, daemon=True)
-    thread.start()
-    return thread
+    return publisher.start(send)
 
 
 def test_what_is_recorded_until_a_signal_is_simulated(tmp_path: Path, publisher: Publisher) -> None:
@@ -177,7 +175,7 @@ def test_what_follows_a_loss_is_not_joined_with_what_was_before(tmp_path: Path, 
         publisher.send(batch(1.0, removed([b"x"])), lose=True)
         publisher.send(batch(1.0, stored([b"b"], b"a")))
 
-    threading.Thread(target=send, daemon=True).start()
+    publisher.start(send)
     seen: list[Session] = []
     options = RecordOptions(Source(publisher.endpoint), tmp_path / "t.jsonl", 30.0, 10**6, wait_s=30.0)
 

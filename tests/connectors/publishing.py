@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,14 @@ class Publisher:
         self.replay_endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._kept: list[tuple[int, bytes]] = []
         self._number = 0
+        self._threads: list[threading.Thread] = []
+
+    def start(self, work: Callable[[], None]) -> threading.Thread:
+        """Let a thread use the sockets; nobody else may until it has ended."""
+        thread = threading.Thread(target=work, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
 
     def has_subscriber(self, within_ms: int) -> bool:
         """Whether one has come, to all topics; true once for each."""
@@ -85,9 +93,7 @@ class Publisher:
         self._number = 0
 
     def serve_one_replay(self) -> threading.Thread:
-        thread = threading.Thread(target=self._serve, daemon=True)
-        thread.start()
-        return thread
+        return self.start(self._serve)
 
     def _serve(self) -> None:
         assert self._router.poll(10_000)
@@ -98,6 +104,9 @@ class Publisher:
         self._router.send_multipart((client, b"", b"", (-1).to_bytes(8, "big", signed=True), b""))
 
     def close(self) -> None:
+        # A socket that is closed while another thread uses it ends the whole process.
+        for thread in self._threads:
+            thread.join()
         self._context.destroy(linger=0)
 
 
