@@ -412,8 +412,6 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
     ),
     # Others of several groups have the direct layout.
     "gemma3": _groups_kind("gemma3", model="gemma3", canonical=True),
-    "gemma3-tp2": _groups_kind("gemma3-tp2", model="gemma3", tp=2),
-    "lfm2-faults": _kind("lfm2-faults", model="lfm2", blocks=GROUPS_BLOCKS),
     "lfm2": _groups_kind("lfm2", model="lfm2"),
     "lfm2-canonical": _groups_kind("lfm2-canonical", model="lfm2", canonical=True),
     "qwen3-next": _groups_kind("qwen3-next", model="qwen3-next"),

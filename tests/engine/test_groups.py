@@ -51,7 +51,7 @@ MODELS = ("gemma3", "lfm2", "qwen3-next")
 
 def _groups(subject: Subject) -> Groups:
     kind = subject.kind
-    for suffix in ("-tp2", "-faults", "-canonical", "-async"):
+    for suffix in ("-faults", "-canonical", "-async"):
         kind = kind.removesuffix(suffix)
     return GROUPS[kind]
 
@@ -60,7 +60,7 @@ def _done(verb: str) -> str:
     return f"kvoffload_tier_chunks{{outcome=done,tier=fs,verb={verb}}}"
 
 
-@on(*MODELS, "gemma3-tp2")
+@on(*MODELS)
 def test_evicted_prompts_come_back_and_so_they_do_after_a_restart(subject: FsSubject) -> None:
     groups, count = _groups(subject), len(PROMPTS)
     cold, warm = subject.cold(PROMPTS), subject.warm(PROMPTS)
@@ -194,7 +194,7 @@ def test_what_one_tensor_parallel_size_has_stored_it_loads_after_eviction_and_an
     assert stored[1] == stored[2], "the same bytes from one rank as from two"
 
 
-@on("gemma3-faults", "gemma3-async", "lfm2-faults")
+@on("gemma3-faults", "gemma3-async")
 @pytest.mark.parametrize("name", ["all", "first", "last"])
 def test_a_chunk_that_fails_in_one_group_voids_the_load_of_all(subject: Subject, name: str) -> None:
     prompt = PROMPTS[:1]
