@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,7 +49,9 @@ def config_of(root: Path, family: str) -> OffloadingConfig:
         )
         for group_id in (0, 2)
     )
-    config = example_config(options=options, world_size=4, groups=groups)
+    # Of its own: tests that run side by side must not find each other's region.
+    engine_id = f"test-{uuid.uuid4()}"
+    config = example_config(options=options, world_size=4, groups=groups, engine_id=engine_id)
     return dataclasses.replace(config, layout=dataclasses.replace(config.layout, family=family))
 
 

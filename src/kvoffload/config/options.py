@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from kvoffload.config.units import parse_bytes
+from kvoffload.config.units import size_field
 from kvoffload.errors import ConfigError
 
 HOST_NAME = "host"
@@ -14,12 +13,6 @@ MAX_WAIT_S = 86_400.0 * 365
 MAX_RETRIES = 100
 MAX_SHARE = 0.9
 """Something must be left for everybody else."""
-
-
-def _size(default: str | None = None) -> Any:
-    if default is None:
-        return field(metadata={"parse": parse_bytes})
-    return field(default=parse_bytes(default, "default"), metadata={"parse": parse_bytes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +25,10 @@ class LaneOptions:
     """Failed jobs in a row after which the tier is left alone for a while; one time-out is enough."""
     retry_after_s: float = 30.0
     """How long it is left alone."""
-    max_queued_bytes: int = _size("1GiB")
+    max_queued_bytes: int = size_field("1GiB")
     """Chunks that wait to be stored; each of them keeps its place in host memory."""
-    max_store_bytes_in_flight: int = _size("256MiB")
-    batch_bytes: int = _size("32MiB")
+    max_store_bytes_in_flight: int = size_field("256MiB")
+    batch_bytes: int = size_field("32MiB")
     """Stores are handed over in jobs of about this size."""
     max_retries: int = 2
     """How often a chunk that the tier failed with is tried again, after a short, growing, jittered pause."""
@@ -70,7 +63,7 @@ class TierOptions:
 class OffloadingOptions:
     """Options of `kv_connector_extra_config`, parsed."""
 
-    cpu_bytes_to_use: int = _size()
+    cpu_bytes_to_use: int = size_field()
     """Host memory for KV, in bytes, in total per engine (all of its workers together)."""
     block_size: int | None = None
     """Size of a chunk in tokens. Either this or `blocks_per_chunk`."""
@@ -113,7 +106,7 @@ class OffloadingOptions:
     """Says that PYTHONHASHSEED is set on purpose: it must then have exactly this value in every engine."""
     record_dir: str | None = None
     """Write what requests ask for (hashes, no tokens) into a new file there, for `kvoffload simulate`."""
-    record_max_bytes: int = _size("256MiB")
+    record_max_bytes: int = size_field("256MiB")
     """Such a file does not grow beyond."""
     join_timeout_s: float = 60.0
     """How long a worker waits for the others when they join the host region."""

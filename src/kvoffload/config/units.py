@@ -1,9 +1,11 @@
-"""Sizes as people write them: "8GiB", "500 MB", 4294967296. Nothing else lives here."""
+"""Sizes as people write them ("8GiB", "500 MB", 4294967296), and fields of options that take them."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import field
 from fractions import Fraction
+from typing import Any
 
 from kvoffload.errors import ConfigError
 
@@ -46,3 +48,19 @@ def format_bytes(size: int) -> str:
         if abs(size) >= 1024**power:
             return f"{size / 1024**power:.2f} {unit} ({size} bytes)"
     return f"{size} bytes"
+
+
+def size_field(default: str | None = None) -> Any:
+    """A field of an options dataclass that takes sizes in bytes, also as "8GiB"; without a default it must be given."""
+    if default is None:
+        return field(metadata={"parse": parse_bytes})
+    return field(default=parse_bytes(default, "default"), metadata={"parse": parse_bytes})
+
+
+def optional_size_field() -> Any:
+    """The same for one that may be left out: None by default."""
+
+    def parse(value: object, where: str) -> int | None:
+        return None if value is None else parse_bytes(value, where)
+
+    return field(default=None, metadata={"parse": parse})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from kvoffload.config.units import parse_bytes
+from kvoffload.config.units import optional_size_field, size_field
 from kvoffload.errors import ConfigError
 from kvoffload.policies.factory import EVICTION_POLICIES
 
@@ -47,17 +47,6 @@ def _choice(kind: type[_E]) -> Callable[[object, str], _E]:
     return parse
 
 
-def _optional_size() -> Any:
-    def parse(value: object, where: str) -> int | None:
-        return None if value is None else parse_bytes(value, where)
-
-    return field(default=None, metadata={"parse": parse})
-
-
-def _size(default: str) -> Any:
-    return field(default=parse_bytes(default, "default"), metadata={"parse": parse_bytes})
-
-
 @dataclass(frozen=True, slots=True)
 class FsTierConfig:
     """Options of one fs tier. Raises ConfigError when made with a value out of range."""
@@ -66,10 +55,10 @@ class FsTierConfig:
     """The directory. Several models, processes and hosts may share it."""
     name: str = "fs"
     """For logs, metrics and filters; give each tier of an engine its own."""
-    max_bytes: int | None = _optional_size()
+    max_bytes: int | None = optional_size_field()
     """Cap of the whole directory: all models, processes and hosts that share it, temporary files counted.
     The smallest cap of those who write holds. None: only `min_free_bytes` bounds it."""
-    min_free_bytes: int | None = _optional_size()
+    min_free_bytes: int | None = optional_size_field()
     """Free space that is always left on the file system. None: 5 % of it, at most 20 GiB."""
     durability: Durability = field(default=Durability.NONE, metadata={"parse": _choice(Durability)})
     direct_io: DirectIo = field(default=DirectIo.AUTO, metadata={"parse": _choice(DirectIo)})
@@ -79,7 +68,7 @@ class FsTierConfig:
     """Threads that read and write. Stores leave a quarter of them to loads."""
     max_pending_jobs: int = 256
     """Jobs of one direction (loads; stores and deletions) that may wait or run. More are refused."""
-    max_pending_bytes: int = _size("4GiB")
+    max_pending_bytes: int = size_field("4GiB")
     """The same in bytes. One job alone is always taken."""
     eviction_policy: str = "lru"
     touch_interval_s: float = 60.0

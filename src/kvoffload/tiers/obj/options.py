@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from kvoffload.config.units import parse_bytes
+from kvoffload.config.units import optional_size_field, size_field
 from kvoffload.errors import ConfigError
 from kvoffload.layout.chunk_format import HEADER_BYTES
 from kvoffload.tiers.obj.address import parse_address
 
 _ENDPOINT = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
-
-
-def _optional_size() -> Any:
-    def parse(value: object, where: str) -> int | None:
-        return None if value is None else parse_bytes(value, where)
-
-    return field(default=None, metadata={"parse": parse})
-
-
-def _size(default: str) -> Any:
-    return field(default=parse_bytes(default, "default"), metadata={"parse": parse_bytes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +33,25 @@ class ObjTierConfig:
     credentials_profile: str = "default"
     anonymous: bool = False
     """Send no credentials: a bucket that everybody may read."""
-    max_bytes: int | None = _optional_size()
+    max_bytes: int | None = optional_size_field()
     """Cap of this namespace in the store, of all engines together, as far as they know of each other."""
     ttl_s: float | None = None
     """Objects that were written longer ago are deleted."""
     read_only: bool = False
     """Load only; nothing in the store is changed."""
-    pack_bytes: int = _size("32MiB")
+    pack_bytes: int = size_field("32MiB")
     """Chunks of one store are packed into objects of at most this size."""
-    pack_below_bytes: int = _size("8MiB")
+    pack_below_bytes: int = size_field("8MiB")
     """Larger chunks are objects of their own; 0: all are."""
-    multipart_bytes: int = _size("64MiB")
+    multipart_bytes: int = size_field("64MiB")
     """Larger objects are uploaded in parts."""
-    read_span_bytes: int = _size("8MiB")
+    read_span_bytes: int = size_field("8MiB")
     """Neighbours in a pack are read together, up to this size."""
     threads: int = 16
     """Threads that read and write; also the bound of connections. Stores leave a quarter of them to loads."""
     max_pending_jobs: int = 256
     """Jobs of one direction (loads; stores and deletions) that may wait or run. More are refused."""
-    max_pending_bytes: int = _size("4GiB")
+    max_pending_bytes: int = size_field("4GiB")
     connect_timeout_s: float = 2.0
     request_timeout_s: float = 5.0
     """One request from its beginning to its last byte."""
