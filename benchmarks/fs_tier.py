@@ -39,13 +39,13 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import common
-from kvoffload.clock import MonotonicClock
+from kvoffload.clock import MonotonicClock, WallClock
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey, make_offload_key
 from kvoffload.layout.chunk_format import checksum
 from kvoffload.tiers.base import Outcome, TierEntry, TierJob, Verb
 from kvoffload.tiers.fs.options import FsTierConfig
-from kvoffload.tiers.fs.tier import FsTier, WallClock
+from kvoffload.tiers.fs.tier import FsTier
 
 OURS, PEER, LIMIT = "kvoffload FsTier", "vLLM FileSystemTierManager", "fio"
 PLAIN_LIMIT = "plain pwritev/preadv, 16 threads"

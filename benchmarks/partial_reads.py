@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import common
-from kvoffload.clock import MonotonicClock
+from kvoffload.clock import MonotonicClock, WallClock
 from kvoffload.config.pages import AttentionPage
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import make_offload_key
@@ -42,7 +42,7 @@ from kvoffload.layout.partial import RowShape, row_shape
 from kvoffload.tiers.base import Outcome, TierEntry, TierJob, Verb
 from kvoffload.tiers.fs.options import FsTierConfig
 from kvoffload.tiers.fs.parts import form_of
-from kvoffload.tiers.fs.tier import FsTier, WallClock
+from kvoffload.tiers.fs.tier import FsTier
 
 LAYERS, KV_HEADS, HEAD_BYTES = 32, 8, 256
 SHAPES = {"16 tokens": (16, 1), "128 tokens": (128, 1), "16 × 16 tokens": (16, 16)}

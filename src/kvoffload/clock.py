@@ -22,6 +22,14 @@ class MonotonicClock:
         return time.monotonic()
 
 
+class WallClock:
+    """The machine's calendar time."""
+
+    def now_s(self) -> float:
+        """Seconds since the epoch; may be set back."""
+        return time.time()
+
+
 class ManualClock:
     """A clock that moves only when told: for tests and simulations."""
 

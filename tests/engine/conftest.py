@@ -39,13 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """A failed test shows the end of its engines' logs."""
+    """A failed test shows the end of its engines' logs, and what was counted."""
     report = yield
     if report.failed:
         item.stash[_FAILED] = True
         shelf = getattr(item, "funcargs", {}).get("shelf")
         for name, tail in shelf.logs() if shelf is not None else ():
             report.sections.append((f"engine log {name}", tail))
+        subject = getattr(item, "funcargs", {}).get("subject")
+        if subject is not None:
+            report.sections.append(("kvoffload's metrics", subject.counted()))
     return report
 
 

@@ -276,6 +276,13 @@ class Subject:
             time.sleep(0.05)
         assert pinned == 0
 
+    def counted(self) -> str:
+        """All metrics since the engine's start that are not zero, a line each; for the report of a failed test."""
+        if not self.engine.alive:
+            return "the engine has ended"
+        metrics = self.engine.metrics().items()
+        return "\n".join(f"{name} {value:g}" for name, value in sorted(metrics) if value)
+
     @contextmanager
     def counting(self) -> Iterator[dict[str, float]]:
         """How much every metric has grown within the block; filled in at its end."""

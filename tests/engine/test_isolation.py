@@ -24,7 +24,7 @@ from vllm.utils.hashing import get_hash_fn_by_name  # noqa: E402
 from vllm.v1.core import kv_cache_utils as engine  # noqa: E402
 from vllm.v1.request import Request  # noqa: E402
 
-from kvoffload.clock import MonotonicClock  # noqa: E402
+from kvoffload.clock import MonotonicClock, WallClock  # noqa: E402
 from kvoffload.connectors.vllm.scheduler import ConnectorScheduler  # noqa: E402
 from kvoffload.keys.file_mapper import FileMapper  # noqa: E402
 from kvoffload.keys.fingerprint import namespace_of  # noqa: E402
@@ -36,7 +36,7 @@ from kvoffload.testing.configs import example_config  # noqa: E402
 from kvoffload.testing.tier_driver import TierDriver  # noqa: E402
 from kvoffload.tiers.base import Outcome, Tier  # noqa: E402
 from kvoffload.tiers.fs.options import FsTierConfig  # noqa: E402
-from kvoffload.tiers.fs.tier import FsTier, WallClock  # noqa: E402
+from kvoffload.tiers.fs.tier import FsTier  # noqa: E402
 from kvoffload.tiers.memory import MemoryTier, MemoryTierConfig  # noqa: E402
 from kvoffload.types import BlockId, LookupResult, RequestId  # noqa: E402
 

@@ -14,8 +14,8 @@ from kvoffload.manager.lane import HostChunk, TierLane
 from kvoffload.manager.manager import OffloadManager
 from kvoffload.manager.staging import Staging
 from kvoffload.tiers.base import Outcome, Verb
+from kvoffload.tiers.executor import JobExecutor
 from kvoffload.tiers.fs import reader, walker
-from kvoffload.tiers.fs.executor import JobExecutor
 from kvoffload.tiers.fs.operations import Operations
 from kvoffload.tiers.fs.reader import ChunkReader
 from kvoffload.tiers.fs.share import UsageShare

@@ -15,10 +15,10 @@ from kvoffload.sim.double import StepTier
 from kvoffload.sim.world import World
 from kvoffload.tiers.base import Tier, Verb
 from kvoffload.tiers.fs.directory import DIRECTORY_BYTES
-from kvoffload.tiers.fs.namespace_file import identity_of
 from kvoffload.tiers.fs.options import DirectIo, Durability, FsTierConfig
 from kvoffload.tiers.fs.store_root import describe
 from kvoffload.tiers.memory import MemoryTierConfig
+from kvoffload.tiers.namespace_text import identity_of
 from kvoffload.tiers.wrappers.checksummed import ChecksumConfig, ChecksummedTier
 from kvoffload.tiers.wrappers.delayed import DelayConfig, DelayedTier, Distribution
 from kvoffload.tiers.wrappers.faults import Fault, FaultConfig

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvoffload.clock import MonotonicClock
+from kvoffload.clock import MonotonicClock, WallClock
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey, make_offload_key
 from kvoffload.layout.chunk_format import ChunkHeader, checksum, decode_header, file_bytes, header_bytes
@@ -23,7 +23,7 @@ from kvoffload.testing.tier_driver import is_part_of
 from kvoffload.tiers.base import Outcome, TierEntry, TierJob, TierReport, Verb
 from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.options import FsTierConfig
-from kvoffload.tiers.fs.tier import FsTier, WallClock
+from kvoffload.tiers.fs.tier import FsTier
 from kvoffload.types import LookupResult
 
 PAYLOAD_BYTES = 8192

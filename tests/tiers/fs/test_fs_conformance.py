@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 import pytest
 from fs_support import make_namespace
 
-from kvoffload.clock import MonotonicClock
+from kvoffload.clock import MonotonicClock, WallClock
 from kvoffload.layout.chunk_format import file_bytes
 from kvoffload.layout.partial import RowShape
 from kvoffload.testing.ranged_load_tests import RangedLoadTests
 from kvoffload.testing.tier_tests import TierTests
 from kvoffload.tiers.base import Tier
 from kvoffload.tiers.fs.options import DirectIo, Durability, FsTierConfig
-from kvoffload.tiers.fs.tier import FsTier, WallClock
+from kvoffload.tiers.fs.tier import FsTier
 
 
 class FsTierTests(TierTests, RangedLoadTests):

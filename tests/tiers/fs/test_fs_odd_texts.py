@@ -12,9 +12,9 @@ from kvoffload.layout.chunk_format import checksum
 from kvoffload.tiers.base import Outcome
 from kvoffload.tiers.fs import walker
 from kvoffload.tiers.fs.disk import DiskIO
-from kvoffload.tiers.fs.namespace_file import parse_namespace
 from kvoffload.tiers.fs.store_root import describe, open_root
 from kvoffload.tiers.fs.usage import decode_usage, is_of_later_version
+from kvoffload.tiers.namespace_text import parse_namespace
 
 DONE = Outcome.DONE
 ENDLESS = b"[" * 100_000

@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kvoffload.clock import Clock, MonotonicClock
+from kvoffload.clock import Clock, MonotonicClock, WallClock
 from kvoffload.errors import ConfigError
 from kvoffload.tiers.fs.liveness import has_died
 from kvoffload.tiers.fs.share import Baseline, UsageShare
 from kvoffload.tiers.fs.store_root import RecordState, StoreRoot
 from kvoffload.tiers.fs.survey import Observer
-from kvoffload.tiers.fs.tier import WallClock
 from kvoffload.tiers.fs.usage import Usage, UsageFile, WriterUsage, drop_dead
 from kvoffload.tiers.fs.writer import new_writer
 

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from kvoffload.layout.chunk_format import encode_header, header_for
-from kvoffload.tiers.fs.counters import Counters
+from kvoffload.tiers.counters import Counters
 from kvoffload.tiers.fs.directory import DIRECTORY_BYTES, GONE
 from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.finder import ChunkFinder, Presence

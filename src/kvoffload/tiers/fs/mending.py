@@ -12,9 +12,10 @@ import re
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.tiers.fs.directory import NAMESPACE_FILE
 from kvoffload.tiers.fs.disk import DiskIO
-from kvoffload.tiers.fs.namespace_file import parse_namespace, read_namespace_text, write_namespace
+from kvoffload.tiers.fs.namespace_file import read_namespace_text, write_namespace
 from kvoffload.tiers.fs.store_root import NamespaceInfo, NamespaceState, is_sound
 from kvoffload.tiers.fs.writer import WriterId, writer_of_temp
+from kvoffload.tiers.namespace_text import parse_namespace
 
 _MENDABLE = (NamespaceState.UNDESCRIBED, NamespaceState.DAMAGED)
 _FIELDS = re.compile(r'"fields"\s*:\s*(?=\{)')

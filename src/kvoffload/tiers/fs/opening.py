@@ -14,9 +14,10 @@ from kvoffload.errors import ConfigError
 from kvoffload.layout.chunk_format import ALIGNMENT_BYTES
 from kvoffload.tiers.fs.directory import DIRECTORY_BYTES, GONE, NAMESPACE_BYTES, ROOT_BYTES
 from kvoffload.tiers.fs.disk import DiskIO
-from kvoffload.tiers.fs.namespace_file import check_namespace, read_namespace, write_namespace
+from kvoffload.tiers.fs.namespace_file import read_namespace, write_namespace
 from kvoffload.tiers.fs.options import DirectIo, FsTierConfig
 from kvoffload.tiers.fs.place import StorePlace
+from kvoffload.tiers.namespace_text import check_namespace
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.tiers.base import Outcome, TierEntry, Verb
+from kvoffload.tiers.executor import Slice, SliceEnd
 from kvoffload.tiers.fs.chunk_writer import ChunkWriter, WriteEnd
 from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import is_plain_file
-from kvoffload.tiers.fs.executor import Slice, SliceEnd
 from kvoffload.tiers.fs.finder import ChunkFinder, Found, Presence
 from kvoffload.tiers.fs.index import ChunkIndex, Use
 from kvoffload.tiers.fs.place import ChunkFile

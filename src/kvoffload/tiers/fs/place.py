@@ -13,9 +13,9 @@ from kvoffload.keys.file_mapper import FileMapper
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey, group_index_of
 from kvoffload.layout.partial import RowShape
-from kvoffload.tiers.fs.namespace_file import identity_of
 from kvoffload.tiers.fs.parts import ChunkForm, form_of
 from kvoffload.tiers.fs.writer import WriterId
+from kvoffload.tiers.namespace_text import identity_of
 
 _MAX_BAD_FILES = 10_000
 _COARSE_NS = 1_000_000_000

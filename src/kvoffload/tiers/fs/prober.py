@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.tiers.fs.counters import Counters
+from kvoffload.tiers.counters import Counters
 from kvoffload.tiers.fs.finder import ChunkFinder, Presence
 from kvoffload.tiers.fs.index import ChunkIndex
 from kvoffload.tiers.fs.place import StorePlace

@@ -20,7 +20,7 @@ from kvoffload.layout.chunk_format import (
     header_bytes,
 )
 from kvoffload.tiers.base import Outcome
-from kvoffload.tiers.fs.counters import Counters
+from kvoffload.tiers.counters import Counters
 from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
 from kvoffload.tiers.fs.parts import Read

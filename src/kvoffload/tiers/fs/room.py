@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from kvoffload.clock import Clock
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.tiers.fs.counters import Counters
+from kvoffload.tiers.counters import Counters
 from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.evictor import Evictor
 from kvoffload.tiers.fs.share import UsageShare, grant_bytes_for

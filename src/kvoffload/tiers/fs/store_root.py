@@ -25,8 +25,9 @@ from kvoffload.tiers.fs.directory import (
     namespaces_in,
 )
 from kvoffload.tiers.fs.disk import DiskIO
-from kvoffload.tiers.fs.namespace_file import NOT_OURS, identity_of, parse_namespace, read_namespace_text
+from kvoffload.tiers.fs.namespace_file import read_namespace_text
 from kvoffload.tiers.fs.usage import Usage, decode_usage, is_of_later_version
+from kvoffload.tiers.namespace_text import NOT_OURS, identity_of, parse_namespace
 
 _DIGEST_CHARS = 16
 _MAX_RECORD_BYTES = 1024**2

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from kvoffload.clock import Clock, MonotonicClock
+from kvoffload.clock import Clock, MonotonicClock, WallClock
 from kvoffload.config.units import format_bytes
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey
@@ -24,9 +24,10 @@ from kvoffload.layout.partial import RowShape
 from kvoffload.policies.base import EvictionPolicy
 from kvoffload.policies.factory import EVICTION_POLICIES
 from kvoffload.tiers.base import StoredChunk, Tier, TierContext, TierJob, TierReport, TierStats
+from kvoffload.tiers.counters import Counters
+from kvoffload.tiers.executor import ExecutorLimits, JobExecutor, Ticket
 from kvoffload.tiers.fs.chunk_writer import ChunkWriter
 from kvoffload.tiers.fs.clearing import Clearing
-from kvoffload.tiers.fs.counters import Counters
 from kvoffload.tiers.fs.directory import (
     MAX_DIRECTORIES_BYTES,
     SHARED_DIRECTORY,
@@ -36,7 +37,6 @@ from kvoffload.tiers.fs.directory import (
 )
 from kvoffload.tiers.fs.disk import DiskIO
 from kvoffload.tiers.fs.evictor import Evictor
-from kvoffload.tiers.fs.executor import ExecutorLimits, JobExecutor, Ticket
 from kvoffload.tiers.fs.finder import ChunkFinder
 from kvoffload.tiers.fs.index import SHARDS, ChunkIndex
 from kvoffload.tiers.fs.opening import count_siblings, open_directory
@@ -67,14 +67,6 @@ _NANOSECONDS = 1_000_000_000
 def _must_prune(cap_bytes: int | None) -> bool:
     """Whether empty directories are worth removing: under a small cap they would leave no room for chunks."""
     return cap_bytes is not None and cap_bytes < _DIRECTORIES_PART * MAX_DIRECTORIES_BYTES
-
-
-class WallClock:
-    """The machine's calendar time."""
-
-    def now_s(self) -> float:
-        """Seconds since the epoch; may be set back."""
-        return time.time()
 
 
 class FsTier(Tier):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.tiers.fs.counters import Counters
+from kvoffload.tiers.counters import Counters
 from kvoffload.tiers.fs.directory import (
     DIRECTORY_BYTES,
     GONE,

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from kvoffload.clock import Clock
-from kvoffload.tiers.fs.counters import Counters
+from kvoffload.tiers.counters import Counters
 from kvoffload.tiers.obj.caller import Caller
 from kvoffload.tiers.obj.catalogue import Catalogue
 from kvoffload.tiers.obj.options import ObjTierConfig

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kvoffload.clock import Clock
-from kvoffload.tiers.fs.counters import Counters
+from kvoffload.tiers.counters import Counters
 from kvoffload.tiers.obj.client import ObjectClient, ObjectInfo
 from kvoffload.tiers.obj.pace import Pacer, ReadTimes
 from kvoffload.tiers.obj.pool import DaemonPool

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.tiers.base import Outcome
-from kvoffload.tiers.fs.executor import Slice, SliceEnd
+from kvoffload.tiers.executor import Slice, SliceEnd
 from kvoffload.tiers.obj.announcer import Announcer
 from kvoffload.tiers.obj.around import Around
 from kvoffload.tiers.obj.catalogue import HeldObject

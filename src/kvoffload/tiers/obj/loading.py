@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.layout.chunk_format import Damage
 from kvoffload.tiers.base import Outcome, TierEntry
-from kvoffload.tiers.fs.executor import Slice, SliceEnd
+from kvoffload.tiers.executor import Slice, SliceEnd
 from kvoffload.tiers.obj.around import Around
 from kvoffload.tiers.obj.catalogue import Location
 from kvoffload.tiers.obj.deleting import Deleting

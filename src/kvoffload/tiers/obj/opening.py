@@ -6,7 +6,7 @@ import logging
 
 from kvoffload.errors import ConfigError
 from kvoffload.keys.fingerprint import Namespace
-from kvoffload.tiers.fs.namespace_file import check_namespace, namespace_text, parse_namespace
+from kvoffload.tiers.namespace_text import check_namespace, namespace_text, parse_namespace
 from kvoffload.tiers.obj.around import Around
 from kvoffload.tiers.obj.trouble import REFUSED, ObjectError, Trouble
 

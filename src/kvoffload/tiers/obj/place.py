@@ -16,7 +16,7 @@ from kvoffload.keys.file_mapper import FileMapper
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey, group_index_of
 from kvoffload.layout.chunk_format import checksum, file_bytes
-from kvoffload.tiers.fs.namespace_file import identity_of
+from kvoffload.tiers.namespace_text import identity_of
 
 _TIME_DIGITS = 16
 _PACK = re.compile(r"packs/([0-9a-f]{2})/([0-9a-f]{32})\.pack")

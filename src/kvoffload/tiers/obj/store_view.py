@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvoffload.clock import Clock, MonotonicClock
+from kvoffload.clock import Clock, MonotonicClock, WallClock
 from kvoffload.errors import ConfigError
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.layout.chunk_format import ALIGNMENT_BYTES, HEADER_BYTES
-from kvoffload.tiers.fs.counters import Counters
-from kvoffload.tiers.fs.namespace_file import parse_namespace
-from kvoffload.tiers.fs.tier import WallClock
+from kvoffload.tiers.counters import Counters
+from kvoffload.tiers.namespace_text import parse_namespace
 from kvoffload.tiers.obj.address import parse_address
 from kvoffload.tiers.obj.announcer import Announcer
 from kvoffload.tiers.obj.around import Around

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.layout.chunk_format import HEADER_BYTES, encode_header, header_for
 from kvoffload.tiers.base import Outcome, TierEntry
-from kvoffload.tiers.fs.executor import Slice, SliceEnd
+from kvoffload.tiers.executor import Slice, SliceEnd
 from kvoffload.tiers.obj.announcer import Announcer
 from kvoffload.tiers.obj.around import Around
 from kvoffload.tiers.obj.journal import Came, PackedChunk, Went

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from kvoffload.clock import Clock, MonotonicClock
+from kvoffload.clock import Clock, MonotonicClock, WallClock
 from kvoffload.config.units import format_bytes
 from kvoffload.errors import ConfigError
 from kvoffload.keys.fingerprint import Namespace
@@ -31,9 +31,8 @@ from kvoffload.tiers.base import (
     TierStats,
     Verb,
 )
-from kvoffload.tiers.fs.counters import Counters
-from kvoffload.tiers.fs.executor import ExecutorLimits, JobExecutor, Slice, SliceEnd, Ticket
-from kvoffload.tiers.fs.tier import WallClock
+from kvoffload.tiers.counters import Counters
+from kvoffload.tiers.executor import ExecutorLimits, JobExecutor, Slice, SliceEnd, Ticket
 from kvoffload.tiers.obj.address import parse_address
 from kvoffload.tiers.obj.announcer import Announcer
 from kvoffload.tiers.obj.around import Around

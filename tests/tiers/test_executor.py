@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kvoffload.clock import ManualClock, MonotonicClock
 from kvoffload.tiers.base import Outcome, TierEntry, TierJob, Verb
-from kvoffload.tiers.fs.counters import Counters
-from kvoffload.tiers.fs.executor import ExecutorLimits, JobExecutor, Slice, SliceEnd, Ticket, Turnstile
+from kvoffload.tiers.counters import Counters
+from kvoffload.tiers.executor import ExecutorLimits, JobExecutor, Slice, SliceEnd, Ticket, Turnstile
 
 TICKET = Ticket(0, 0.0)
 

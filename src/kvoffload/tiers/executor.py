@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kvoffload.clock import Clock
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.tiers.base import Outcome, TierEntry, TierJob, TierReport, Verb
-from kvoffload.tiers.fs.counters import Counters
+from kvoffload.tiers.counters import Counters
 
 logger = logging.getLogger(__name__)
 
