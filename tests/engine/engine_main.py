@@ -236,7 +236,12 @@ class StepBackend:
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
-            for output in self._engine.step():
+            outputs = self._engine.step()
+            if not outputs:
+                # As the engine's own process does when nothing was computed: while it only waits for a transfer, others need
+                # the core.
+                time.sleep(0.001)
+            for output in outputs:
                 if output.finished:
                     self._outputs.append(_plain(output.request_id, output))
                     self._unfinished.pop(output.request_id, None)

@@ -433,7 +433,7 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         model="deepseek",
         blocks=160,
         # A prompt ends as many small chunks at once, and what waits for a tier may take an eighth of the host.
-        options={"cpu_bytes_to_use": "256MiB"},
+        options={"cpu_bytes_to_use": "256MiB", **PATIENT},
     ),
     "gemma3-270m": lambda shelf, folder: FsSubject(
         shelf,
