@@ -47,6 +47,8 @@ class ObjTierConfig:
     """Larger objects are uploaded in parts."""
     read_span_bytes: int = size_field("8MiB")
     """Neighbours in a pack are read together, up to this size."""
+    range_gap_bytes: int = size_field("256KiB")
+    """Where an engine needs parts of its rows only: what a request is worth. Shorter gaps are read in vain to save one; 0: none."""
     threads: int = 16
     """Threads that read and write; also the bound of connections. Stores leave a quarter of them to loads."""
     max_pending_jobs: int = 256
@@ -90,7 +92,14 @@ class ObjTierConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"obj tier: {name}={value} must be at least 1")
-        for name in ("call_retries", "hedge_after_s", "pack_below_bytes", "warm_up_s", "orphan_grace_s"):
+        for name in (
+            "call_retries",
+            "hedge_after_s",
+            "pack_below_bytes",
+            "range_gap_bytes",
+            "warm_up_s",
+            "orphan_grace_s",
+        ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"obj tier: {name}={getattr(self, name)} must not be negative")
         for name in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.layout.chunk_format import HEADER_BYTES, encode_header, header_for
+from kvoffload.layout.chunk_format import encode_header, header_for
 from kvoffload.tiers.base import Outcome, TierEntry
 from kvoffload.tiers.executor import Slice, SliceEnd
 from kvoffload.tiers.obj.announcer import Announcer
@@ -50,6 +50,9 @@ class Storing:
         for key, entry in unique(part.entries).items():
             if self._around.catalogue.find(key) is not None:
                 outcomes[key] = Outcome.DONE
+            elif self._around.place.form_of(key).is_partial:
+                # This engine's row holds a part of the chunk: under a valid checksum the rest would be wrong for ever.
+                self._around.counters.add("rejected_partial_rows")
             else:
                 wanted.append(entry)
         moved = 0
@@ -152,14 +155,14 @@ class Storing:
         place = self._around.place
         parts: list[memoryview] = []
         for entry in group:
-            size = place.payload_bytes_of(entry.key)
-            payload = entry.buffer[:size]
-            page = bytearray(HEADER_BYTES)
+            form = place.form_of(entry.key)
+            payload = entry.buffer[: form.payload_bytes]
+            page = bytearray(form.header_bytes)
             created_ns = round(part.ticket.time_s * _NANOSECONDS)
-            header = header_for(place.identity, entry.key, payload, created_ns)
+            header = header_for(place.identity, entry.key, payload, created_ns, form.piece_bytes)
             encode_header(header, page)
             parts += [memoryview(page), payload]
-            padding = place.file_bytes_of(entry.key) - HEADER_BYTES - size
+            padding = form.padded_bytes - form.payload_bytes
             if padding:
                 parts.append(memoryview(bytes(padding)))
         return parts

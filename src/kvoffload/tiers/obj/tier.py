@@ -21,6 +21,7 @@ from kvoffload.config.units import format_bytes
 from kvoffload.errors import ConfigError
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.layout.partial import RowShape
 from kvoffload.tiers.base import (
     Outcome,
     StoredChunk,
@@ -63,7 +64,7 @@ class ObjTier(Tier):
     Args:
         config: Options.
         namespace: What the engine's bytes mean.
-        payload_bytes: Bytes of a chunk, for every group.
+        rows: Bytes of a chunk, or the shape of its row, for every group.
         client: The store; None: made from the options.
         clock: For intervals.
         wall_clock: For times that others see, in seconds since the epoch.
@@ -78,7 +79,7 @@ class ObjTier(Tier):
         self,
         config: ObjTierConfig,
         namespace: Namespace,
-        payload_bytes: Sequence[int],
+        rows: Sequence[int | RowShape],
         *,
         client: ObjectClient | None = None,
         clock: Clock | None = None,
@@ -97,7 +98,7 @@ class ObjTier(Tier):
             threads=config.threads,
         )
         caller = Caller(client or open_client(config), limits, clock, counters, config.name)
-        place = ObjPlace(namespace, payload_bytes)
+        place = ObjPlace(namespace, rows)
         if config.max_bytes is not None and config.max_bytes < place.smallest_file_bytes:
             raise ConfigError(
                 f"obj tier: max_bytes={config.max_bytes} holds not even one chunk of {place.smallest_file_bytes} bytes; "
@@ -116,7 +117,7 @@ class ObjTier(Tier):
     @classmethod
     def open(cls, options: ObjTierConfig, context: TierContext) -> ObjTier:
         """See Tier."""
-        return cls(options, context.namespace, context.row_bytes)
+        return cls(options, context.namespace, context.row_shapes())
 
     def _assemble(self) -> None:
         around, config = self._around, self._config
