@@ -112,6 +112,9 @@ def _handler_of(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
         def _do(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length) if length else b""
+            if self.path.startswith("http://"):
+                # It is the proxy of a machine, and the name is in the header too.
+                self.path = "/" + self.path.split("/", 3)[3]
             fault = proxy.rule(self.command, self.path)
             proxy.seen.append((self.command, self.path, fault))
             if fault in _ANSWERS:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_proxy import FaultyProxy
 from obj_support import drive, open_tier
-from s3_server import BUCKET, S3Server
+from s3_server import BUCKET, DOMAIN, S3Server
 from test_obj_conformance import ObjTierTests
 
 from kvoffload.config.pages import AttentionPage
@@ -80,3 +81,30 @@ def test_of_what_crosses_the_wire_a_rank_gets_its_share(
     assert 0 <= got - 4 * (layout.row_bytes // tp + headers) < 4096
     for driver in (writer, reader):
         driver.tier.shutdown()
+
+
+@pytest.mark.parametrize("pack_below_bytes", [0, 10**6])
+def test_the_bucket_may_be_in_the_name_of_the_host(
+    s3: S3Server, s3_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, pack_below_bytes: int
+) -> None:
+    """The name is resolved by a proxy, as few machines resolve names below `localhost`."""
+    url, keys = f"s3://{BUCKET}/virtual/{pack_below_bytes}", make_keys(5)
+    more = {
+        "path_style": False,
+        "endpoint": f"http://{DOMAIN}:{s3.port}",
+        "pack_below_bytes": pack_below_bytes,
+    }
+    with FaultyProxy(s3.port) as proxy:
+        with monkeypatch.context() as patch:
+            patch.setenv("http_proxy", proxy.endpoint)
+            driver = drive(open_tier(url, **{**s3_options, **more}))
+        assert driver.store(keys) == [Outcome.DONE] * 5
+        assert driver.load(keys) == [Outcome.DONE] * 5
+        assert driver.delete(keys[:2]) == [Outcome.DONE] * 2
+        assert len(list(driver.tier.scan())) == 3
+        driver.tier.shutdown()
+    assert proxy.count("PUT"), "it went another way"
+    assert not [path for _, path, _ in proxy.seen if path.startswith(f"/{BUCKET}/")]
+    other = drive(open_tier(url, **s3_options))
+    assert other.load(keys[2:]) == [Outcome.DONE] * 3, "it is not the same bucket"
+    other.tier.shutdown()

@@ -18,7 +18,7 @@ from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.layout.chunk_format import file_bytes
 from kvoffload.testing.tier_driver import make_key, make_keys
 from kvoffload.tiers.base import TierEntry
-from kvoffload.tiers.obj.address import parse_address
+from kvoffload.tiers.obj.address import endpoint_with_bucket, parse_address
 from kvoffload.tiers.obj.catalogue import Catalogue, Location
 from kvoffload.tiers.obj.journal import Came, Event, PackedChunk, Went, decode_journal, encode_journal
 from kvoffload.tiers.obj.options import ObjTierConfig
@@ -258,3 +258,10 @@ def test_addresses_are_read() -> None:
     assert parse_address("file:///a/b%20c").prefix == "/a/b c"
     assert parse_address("gs://bucket").prefix == ""
     assert file_bytes(4096) == 8192
+
+
+def test_a_bucket_may_stand_before_the_name_of_its_endpoint() -> None:
+    assert endpoint_with_bucket("https://s3.example.net:9000/x", "b") == "https://b.s3.example.net:9000/x"
+    for endpoint in ("http://127.0.0.1:9000", "http://[::1]:9000"):
+        with pytest.raises(ConfigError, match="path_style=false"):
+            endpoint_with_bucket(endpoint, "b")
