@@ -29,10 +29,9 @@ from test_obj_conformance import ObjTierTests
 from kvoffload.layout.partial import RowShape
 
 AZURITE = shutil.which("azurite-blob")
-pytestmark = [
-    pytest.mark.services,
-    pytest.mark.skipif(AZURITE is None, reason="azurite-blob is not on PATH (npm install azurite)"),
-]
+if AZURITE is None:
+    pytest.skip("azurite-blob is not on PATH (npm install azurite)", allow_module_level=True)
+pytestmark = pytest.mark.services
 ACCOUNT, CONTAINER = "devstoreaccount1", "kv-cache"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Of every emulator, as its documentation says."""

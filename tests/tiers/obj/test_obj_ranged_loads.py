@@ -14,11 +14,12 @@ from kvoffload.clock import MonotonicClock, WallClock
 from kvoffload.layout.chunk_format import file_bytes, header_bytes
 from kvoffload.layout.partial import RowShape
 from kvoffload.testing.tier_driver import TierDriver, make_keys
-from kvoffload.tiers.base import Outcome
+from kvoffload.tiers.base import Outcome, TierContext
 from kvoffload.tiers.fs.options import FsTierConfig
 from kvoffload.tiers.fs.tier import FsTier
 from kvoffload.tiers.obj.client import ObjectClient, open_client
 from kvoffload.tiers.obj.options import ObjTierConfig
+from kvoffload.tiers.obj.tier import ObjTier
 
 DONE, MISSING, CORRUPT = Outcome.DONE, Outcome.MISSING, Outcome.CORRUPT
 PIECE = 4096
@@ -145,3 +146,11 @@ def test_an_object_has_the_same_bytes_as_a_file(place: Place, tmp_path: Path) ->
         data[CREATED_AT : CREATED_AT + 8] = bytes(8)
         data[PIECE - 16 : PIECE] = bytes(16)
     assert found == right
+
+
+def test_an_engine_tells_its_ranges_when_it_opens_the_tier(place: Place) -> None:
+    place.engine(WHOLE).store(make_keys(2))
+    options = ObjTierConfig(url=place.url, threads=2, range_gap_bytes=0)
+    driver = drive(ObjTier.open(options, TierContext(make_namespace(), (SIZE,), (HEADS,))), [HEADS])
+    place.engines.append(driver)
+    assert read_bytes(driver, 2) == (2 * (PIECE + SIZE // 4), 2 * 5)

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import pytest
 from faulty_proxy import Fault, FaultyProxy
 from obj_support import drive, open_tier
-from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
+from s3_server import ACCESS_KEY, BUCKET, DOMAIN, SECRET_KEY, S3Server
 from typer.testing import CliRunner
 
 from kvoffload.cli.main import app
@@ -139,6 +139,20 @@ def test_what_was_abandoned_is_removed_when_it_is_ours_and_old(bucket: Bucket) -
     assert bucket.told("gc", orphan_grace_s=0)["removed"] == 2
     assert bucket.unfinished() == others
     assert "never ended: 0 (0 removed), 0 too young, 3 of others" in bucket.run("gc").stdout
+
+
+@pytest.mark.services
+def test_uploads_are_found_where_the_bucket_is_in_the_name_of_the_host(
+    bucket: Bucket, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.abandon(f"{bucket.prefix}/{bucket.place.object_name(make_keys(1, 50))}")
+    with FaultyProxy(s3.port) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.endpoint)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        host = f"http://{DOMAIN}:{s3.port}"
+        assert bucket.told("gc", endpoint=host, path_style="false", orphan_grace_s=0)["removed"] == 1
+    assert proxy.count("DELETE", "uploadId=") == 1
+    assert not [path for _, path, _ in proxy.seen if path.startswith(f"/{BUCKET}")]
 
 
 @pytest.mark.services

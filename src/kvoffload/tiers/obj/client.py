@@ -178,11 +178,22 @@ def _s3(stores: Any, address: Address, config: ObjTierConfig) -> Any:
     )
 
 
+def _refuse_endpoint(address: Address, config: ObjTierConfig, variable: str) -> None:
+    """An option that would do nothing must not look as if it did."""
+    if config.endpoint is not None:
+        raise ConfigError(
+            f"obj tier: url={address.text} with endpoint={config.endpoint!r}: endpoint is for s3://; remove it, or set the "
+            f"environment variable {variable}"
+        )
+
+
 def _gcs(stores: Any, address: Address, config: ObjTierConfig) -> Any:
+    _refuse_endpoint(address, config, "GOOGLE_BASE_URL")
     return stores.GCSStore(address.bucket, **_remote_options(address, config))
 
 
 def _azure(stores: Any, address: Address, config: ObjTierConfig) -> Any:
+    _refuse_endpoint(address, config, "AZURE_STORAGE_ENDPOINT")
     return stores.AzureStore(address.bucket, **_remote_options(address, config))
 
 
