@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.layout.chunk_format import Damage
+from kvoffload.layout.chunk_format import HEADER_BYTES, Damage
 from kvoffload.tiers.base import Outcome, TierEntry
 from kvoffload.tiers.executor import Slice, SliceEnd
 from kvoffload.tiers.obj.around import Around
@@ -77,7 +77,8 @@ class Loading:
                 progress.outcomes[entry.key] = Outcome.MISSING
             else:
                 found.append((entry, at))
-        for span in plan_spans(found, self._around.config.read_span_bytes):
+        # Headers come on top: they were not counted when the job was cut into slices either.
+        for span in plan_spans(found, self._around.config.read_span_bytes + HEADER_BYTES * len(found)):
             self._read(part, span, progress, is_last=is_last)
 
     def _read(self, part: Slice, span: Span, progress: _Progress, *, is_last: bool) -> None:

@@ -56,11 +56,6 @@ def plan_spans(found: Sequence[tuple[TierEntry, Location]], span_bytes: int) -> 
     return spans
 
 
-def entries_per_slice(size_bytes: int, count: int, target_bytes: int) -> int:
-    """How many chunks of a job one thread takes at a time: about `target_bytes` of them."""
-    return max(1, target_bytes * count // size_bytes) if size_bytes else max(1, count)
-
-
 def unique(entries: Sequence[TierEntry]) -> dict[OffloadKey, TierEntry]:
     """Key → entry, each key once."""
     return {entry.key: entry for entry in entries}
