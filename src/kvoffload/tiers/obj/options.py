@@ -39,7 +39,7 @@ class ObjTierConfig:
     """Objects that were written longer ago are deleted."""
     read_only: bool = False
     """Load only; nothing in the store is changed."""
-    pack_bytes: int = size_field("8MiB")
+    pack_bytes: int = size_field("16MiB")
     """Chunks of one store are packed into objects of at most this size, headers not counted. Larger ones are fewer requests,
     and fewer of them at the same time."""
     pack_below_bytes: int = size_field("8MiB")
