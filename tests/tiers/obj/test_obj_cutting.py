@@ -17,6 +17,7 @@ from kvoffload.testing.tier_driver import TierDriver, make_key, make_keys
 from kvoffload.tiers.base import Outcome, TierEntry
 from kvoffload.tiers.obj.catalogue import Location
 from kvoffload.tiers.obj.client import ObjectClient, open_client
+from kvoffload.tiers.obj.copying import copy_into
 from kvoffload.tiers.obj.cutting import parts_to_read
 from kvoffload.tiers.obj.options import ObjTierConfig
 from kvoffload.tiers.obj.planning import plan_spans
@@ -141,3 +142,10 @@ def test_a_job_does_not_try_more_when_a_request_has_failed_for_good(verb: str) -
     assert counted(driver, f"{'reads' if verb == 'load' else 'writes'}_not_tried") >= 10
     client.is_away = False
     assert driver.load(old) == [DONE] * 12, "a later job is not to suffer"
+
+
+@given(st.binary(min_size=1, max_size=50), st.integers(0, 20))
+def test_a_copy_writes_the_beginning_of_a_row_and_nothing_else(data: bytes, more: int) -> None:
+    row = bytearray(b"\xa5" * (len(data) + more))
+    copy_into(memoryview(row), memoryview(data))
+    assert row == data + b"\xa5" * more

@@ -11,6 +11,7 @@ from kvoffload.tiers.base import Outcome, TierEntry
 from kvoffload.tiers.executor import Slice, SliceEnd
 from kvoffload.tiers.obj.around import Around
 from kvoffload.tiers.obj.catalogue import Location
+from kvoffload.tiers.obj.copying import copy_into
 from kvoffload.tiers.obj.deleting import Deleting
 from kvoffload.tiers.obj.follower import Follower
 from kvoffload.tiers.obj.planning import Span, plan_spans, unique
@@ -124,8 +125,7 @@ class Loading:
         place = self._around.place
         damage = damage_of(place, entry.key, data)
         if damage is None:
-            payload = payload_of(place, entry.key, data)
-            entry.buffer[: len(payload)] = payload
+            copy_into(entry.buffer, payload_of(place, entry.key, data))
         return damage
 
     def _damaged(self, key: OffloadKey, name: str, damage: Damage) -> Outcome:
