@@ -11,6 +11,7 @@ from kvoffload.tiers.base import Outcome, TierEntry
 from kvoffload.tiers.executor import Slice, SliceEnd
 from kvoffload.tiers.obj.around import Around
 from kvoffload.tiers.obj.catalogue import Location
+from kvoffload.tiers.obj.copying import copy_into
 from kvoffload.tiers.obj.deleting import Deleting
 from kvoffload.tiers.obj.follower import Follower
 from kvoffload.tiers.obj.planning import Reading, Wanted, plan_readings, unique
@@ -78,7 +79,9 @@ class Loading:
             else:
                 wanted.append(Wanted(entry, at, self._parts_of(entry.key, at)))
         config = self._around.config
-        for reading in plan_readings(wanted, config.read_span_bytes, config.range_gap_bytes):
+        # Headers come on top: they were not counted when the job was cut into slices either.
+        headers = sum(self._around.place.form_of(one.entry.key).header_bytes for one in wanted)
+        for reading in plan_readings(wanted, config.read_span_bytes + headers, config.range_gap_bytes):
             self._read(part, reading, progress, is_last=is_last)
 
     def _parts_of(self, key: OffloadKey, at: Location) -> tuple[tuple[int, int], ...]:
@@ -149,7 +152,7 @@ class Loading:
             return proved
         # Not before all of it is proved.
         for start, data in proved:
-            one.entry.buffer[start : start + len(data)] = data
+            copy_into(one.entry.buffer[start:], data)
         return sum(len(data) for _, data in proved)
 
     def _damaged(self, key: OffloadKey, name: str, damage: Damage) -> Outcome:

@@ -39,8 +39,9 @@ class ObjTierConfig:
     """Objects that were written longer ago are deleted."""
     read_only: bool = False
     """Load only; nothing in the store is changed."""
-    pack_bytes: int = size_field("32MiB")
-    """Chunks of one store are packed into objects of at most this size."""
+    pack_bytes: int = size_field("16MiB")
+    """Chunks of one store are packed into objects of at most this size, headers not counted. Larger ones are fewer requests,
+    and fewer of them at the same time."""
     pack_below_bytes: int = size_field("8MiB")
     """Larger chunks are objects of their own; 0: all are."""
     multipart_bytes: int = size_field("64MiB")

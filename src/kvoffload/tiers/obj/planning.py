@@ -84,11 +84,6 @@ def _join(spans: list[tuple[int, int]], start: int, end: int, limits: tuple[int,
     spans.append((start, end - start))
 
 
-def entries_per_slice(size_bytes: int, count: int, target_bytes: int) -> int:
-    """How many chunks of a job one thread takes at a time: about `target_bytes` of them."""
-    return max(1, target_bytes * count // size_bytes) if size_bytes else max(1, count)
-
-
 def unique(entries: Sequence[TierEntry]) -> dict[OffloadKey, TierEntry]:
     """Key → entry, each key once."""
     return {entry.key: entry for entry in entries}
