@@ -40,8 +40,8 @@ from kvoffload.layout.chunk_format import piece_checksums
 from kvoffload.layout.geometry import ParallelSizes
 from kvoffload.layout.partial import RowShape, row_shape
 from kvoffload.tiers.base import Outcome, TierEntry, TierJob, Verb
+from kvoffload.tiers.chunk_form import form_of
 from kvoffload.tiers.fs.options import FsTierConfig
-from kvoffload.tiers.fs.parts import form_of
 from kvoffload.tiers.fs.tier import FsTier
 
 LAYERS, KV_HEADS, HEAD_BYTES = 32, 8, 256

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from fs_support import make_keys, make_rows, wait_until
 from hypothesis import given, settings
@@ -31,7 +32,7 @@ def done(part: Slice) -> SliceEnd:
 
 
 @contextmanager
-def executor(run: Callable[[Slice], SliceEnd] = done, **limits: int) -> Iterator[JobExecutor]:
+def executor(run: Callable[[Slice], SliceEnd] = done, **limits: Any) -> Iterator[JobExecutor]:
     bounds = ExecutorLimits(**{"threads": 4, "max_jobs": 100, "max_bytes": 10**9, **limits})
     made = JobExecutor(run, MonotonicClock(), Counters(), bounds, "test")
     try:
@@ -141,6 +142,24 @@ def test_a_job_of_many_chunks_is_carried_out_by_many_threads() -> None:
         jobs.submit(make_job(1, Verb.LOAD, 64), TICKET)
         assert jobs.drain(10)
     assert len(threads) == 4
+
+
+def test_a_tier_cuts_its_jobs_as_it_likes() -> None:
+    seen: list[tuple[int, list[int]]] = []
+    job = make_job(1, Verb.LOAD, 7)
+
+    def run(part: Slice) -> SliceEnd:
+        seen.append((part.first, [job.entries.index(entry) for entry in part.entries]))
+        return done(part)
+
+    cut = [job.entries[4:], job.entries[:1], job.entries[1:4]]
+    with executor(run, cut=lambda _: cut) as jobs:
+        assert jobs.submit(job, TICKET)
+        assert jobs.drain(10)
+        (report,) = jobs.poll()
+    assert sorted(seen) == [(0, [4, 5, 6]), (3, [0]), (4, [1, 2, 3])]
+    assert list(report.outcomes) == [entry.key for entry in job.entries]
+    assert report.moved_bytes == job.size_bytes
 
 
 def test_busy_time_does_not_count_waiting_in_the_queue() -> None:

@@ -342,12 +342,26 @@ def check_pieces(
     view = memoryview(payload)[: found.payload_bytes]
     if len(view) < found.payload_bytes:
         return Damage.LENGTH
+    checks = (check_part(found, start, view[start:end]) for start, end in parts)
+    return next((damage for damage in checks if damage is not None), None)
+
+
+def check_part(found: ChunkHeader, start: int, data: bytes | bytearray | memoryview) -> Damage | None:
+    """Whether bytes are those of a payload from `start` on, as the header speaks of them; None if they are.
+
+    Args:
+        found: The header.
+        start: Where they begin in the payload: at the beginning of a piece.
+        data: To the end of a piece or of the payload; padding allowed behind that.
+    """
     size, table = found.piece_bytes, found.checksums
-    for start, end in parts:
-        assert start % size == 0, (start, size)
-        assert end % size == 0 or end >= len(view), (end, size)
-        for at in range(start, min(end, len(view)), size):
-            place = at // size * CHECKSUM_BYTES
-            if checksum(view[at : at + size]) != table[place : place + CHECKSUM_BYTES]:
-                return Damage.PAYLOAD_CHECKSUM
+    view = memoryview(data)[: max(0, found.payload_bytes - start)]
+    assert start % size == 0, (start, size)
+    if len(view) % size and start + len(view) != found.payload_bytes:
+        # It ends in the middle of a piece.
+        return Damage.LENGTH
+    for at in range(0, len(view), size):
+        place = (start + at) // size * CHECKSUM_BYTES
+        if checksum(view[at : at + size]) != table[place : place + CHECKSUM_BYTES]:
+            return Damage.PAYLOAD_CHECKSUM
     return None

@@ -51,6 +51,8 @@ class Ticket:
     time_s: float
     """Seconds since the epoch."""
     turnstile: Turnstile = field(default_factory=Turnstile)
+    is_hopeless: threading.Event = field(default_factory=threading.Event)
+    """Set by a slice that failed in a way that the others of its job need not try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Slice:
     job: TierJob
     entries: Sequence[TierEntry]
     first: int
-    """Position of the first entry in the job."""
+    """How many entries of the job are in the slices before it."""
     ticket: Ticket
 
 
@@ -83,17 +85,15 @@ class ExecutorLimits:
     """The same in bytes; one job alone is always taken."""
     has_threads: bool = True
     """False: nothing happens but by `take`, in the place of as many threads."""
-    slice_length: Callable[[TierJob], int] | None = None
-    """How many entries of a job one thread takes at a time; None: what suits small files."""
+    cut: Callable[[TierJob], Sequence[Sequence[TierEntry]]] | None = None
+    """The entries of a job in the parts that one thread takes at a time, none empty; None: what suits small files."""
 
 
 @dataclass(slots=True)
 class _Running:
     job: TierJob
-    ticket: Ticket
-    slice_length: int
-    next: int = 0
-    """Position of the first entry that no thread has taken."""
+    slices: deque[Slice]
+    """Those that no thread has taken."""
     open_slices: int = 0
     started_s: float | None = None
     moved_bytes: int = 0
@@ -167,15 +167,14 @@ class JobExecutor:
             )
             if self._stopping or is_full:
                 return False
-            running = _Running(job, ticket, self._slice_length(job, size_bytes))
             if not job.entries:
                 self._reports.append(TierReport(job.job_id, job.verb, {}, 0.0, 0))
                 return True
+            running = _Running(job, deque(self._slices(job, ticket, size_bytes)))
             lane.jobs += 1
             lane.size_bytes += size_bytes
             lane.waiting.append(running)
-            slices = -(-len(job.entries) // running.slice_length)
-            self._work.notify(min(slices, self._limits.threads))
+            self._work.notify(min(len(running.slices), self._limits.threads))
             return True
 
     def poll(self) -> list[TierReport]:
@@ -217,9 +216,9 @@ class JobExecutor:
             for lane in (self._loads, self._stores):
                 while lane.waiting:
                     running = lane.waiting.popleft()
-                    for entry in running.job.entries[running.next :]:
-                        running.outcomes[entry.key] = Outcome.FAILED
-                    running.next = len(running.job.entries)
+                    for part in running.slices:
+                        running.outcomes.update((entry.key, Outcome.FAILED) for entry in part.entries)
+                    running.slices.clear()
                     if running.open_slices == 0:
                         self._end(lane, running)
             self._work.notify_all()
@@ -243,16 +242,14 @@ class JobExecutor:
 
     def _open_slice(self, lane: _Lane) -> tuple[_Running, Slice]:
         running = lane.waiting[0]
-        first = running.next
-        running.next = min(first + running.slice_length, len(running.job.entries))
-        if running.next == len(running.job.entries):
+        part = running.slices.popleft()
+        if not running.slices:
             lane.waiting.popleft()
         running.open_slices += 1
         lane.busy_threads += 1
         if running.started_s is None:
             running.started_s = self._clock.now_s()
-        entries = running.job.entries[first : running.next]
-        return running, Slice(running.job, entries, first, running.ticket)
+        return running, part
 
     def _carry_out(self, part: Slice) -> SliceEnd:
         try:
@@ -272,7 +269,7 @@ class JobExecutor:
         running.moved_bytes += end.moved_bytes
         running.open_slices -= 1
         lane.busy_threads -= 1
-        if running.open_slices == 0 and running.next == len(running.job.entries):
+        if running.open_slices == 0 and not running.slices:
             self._end(lane, running)
 
     def _end(self, lane: _Lane, running: _Running) -> None:
@@ -287,10 +284,22 @@ class JobExecutor:
     def _lane(self, verb: Verb) -> _Lane:
         return self._loads if verb is Verb.LOAD else self._stores
 
+    def _slices(self, job: TierJob, ticket: Ticket, size_bytes: int) -> list[Slice]:
+        if self._limits.cut is not None:
+            parts = self._limits.cut(job)
+        else:
+            length = self._slice_length(job, size_bytes)
+            parts = [job.entries[at : at + length] for at in range(0, len(job.entries), length)]
+        slices: list[Slice] = []
+        first = 0
+        for entries in parts:
+            slices.append(Slice(job, entries, first, ticket))
+            first += len(entries)
+        assert first == len(job.entries), (first, len(job.entries))
+        return slices
+
     def _slice_length(self, job: TierJob, size_bytes: int) -> int:
         """Entries per slice: enough to make the threads' bookkeeping cheap, few enough to use all threads."""
-        if self._limits.slice_length is not None:
-            return self._limits.slice_length(job)
         count = max(1, len(job.entries))
         by_size = max(1, _SLICE_BYTES * count // size_bytes) if size_bytes else _MAX_SLICE
         return max(1, min(by_size, -(-count // self._limits.threads), _MAX_SLICE))

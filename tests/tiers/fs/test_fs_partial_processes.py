@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fs_rank_child import CHUNKS, layout_of, store_all
 
-from kvoffload.tiers.fs.parts import WASTE_BYTES
+from kvoffload.tiers.chunk_form import WASTE_BYTES
 
 CHILD = Path(__file__).parent / "fs_rank_child.py"
 

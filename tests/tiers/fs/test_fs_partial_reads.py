@@ -26,8 +26,8 @@ from kvoffload.layout.chunk_format import (
 )
 from kvoffload.layout.partial import RowShape
 from kvoffload.tiers.base import Outcome, Verb
+from kvoffload.tiers.chunk_form import WASTE_BYTES
 from kvoffload.tiers.fs.options import DirectIo
-from kvoffload.tiers.fs.parts import WASTE_BYTES
 
 DONE, MISSING, CORRUPT, REJECTED = Outcome.DONE, Outcome.MISSING, Outcome.CORRUPT, Outcome.REJECTED
 PAGE, PIECE = 4096, 16384

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvoffload.layout.chunk_format import padded_bytes
 from kvoffload.layout.partial import RowShape
-from kvoffload.tiers.fs.parts import Part, Read, form_of, plan_reads
+from kvoffload.tiers.chunk_form import Part, Read, form_of, plan_reads
 
 PAGE = 4096
 

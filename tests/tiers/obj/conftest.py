@@ -6,12 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from s3_server import S3Server
+from identity_issuer import IdentityIssuer
+from s3_server import ROLE, S3Server
 
 
 @pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    server = S3Server(tmp_path_factory.mktemp("s3"))
+def issuer() -> Iterator[IdentityIssuer]:
+    issuer = IdentityIssuer()
+    yield issuer
+    issuer.stop()
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory, issuer: IdentityIssuer) -> Iterator[S3Server]:
+    server = S3Server(tmp_path_factory.mktemp("s3"), identities=issuer.config(ROLE))
     server.start()
     try:
         yield server

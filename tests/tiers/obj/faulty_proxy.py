@@ -56,6 +56,8 @@ class FaultyProxy:
     rule: Rule = lambda _method, _path: None
     certificate: Path | None = None
     """Of a server that speaks TLS."""
+    change: Callable[[bytes], bytes] = bytes
+    """What is done to the bodies of answers to POST."""
     seen: list[tuple[str, str, Fault | None]] = field(default_factory=list)
 
     def __enter__(self) -> FaultyProxy:  # noqa: PYI034 - Self is younger than Python 3.10
@@ -110,6 +112,9 @@ def _handler_of(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
         def _do(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length) if length else b""
+            if self.path.startswith("http://"):
+                # It is the proxy of a machine, and the name is in the header too.
+                self.path = "/" + self.path.split("/", 3)[3]
             fault = proxy.rule(self.command, self.path)
             proxy.seen.append((self.command, self.path, fault))
             if fault in _ANSWERS:
@@ -160,6 +165,8 @@ def _handler_of(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
             self._answer(answer, data, fault)
 
         def _answer(self, answer: http.client.HTTPResponse, data: bytes, fault: Fault | None) -> None:
+            if self.command == "POST":
+                data = proxy.change(data)
             is_body = self.command == "GET" and answer.status in (200, 206)
             length = answer.headers.get("Content-Length") if self.command == "HEAD" else None
             if is_body and fault is Fault.FLIP and data:

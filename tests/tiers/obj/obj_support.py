@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvoffload.keys.fingerprint import Namespace
+from kvoffload.layout.partial import RowShape
 from kvoffload.testing.tier_driver import TierDriver
 from kvoffload.tiers.obj.options import ObjTierConfig
 from kvoffload.tiers.obj.tier import ObjTier
@@ -24,13 +25,15 @@ def make_namespace(model: str = "org/a model") -> Namespace:
     return Namespace(model, json.dumps(fields, sort_keys=True, separators=(",", ":")))
 
 
-def open_tier(url: str, payload_bytes: Sequence[int] = (4096, 12288), **options: Any) -> ObjTier:
-    return ObjTier(ObjTierConfig(url=url, **{**QUICK, **options}), make_namespace(), payload_bytes)
+def open_tier(url: str, rows: Sequence[int | RowShape] = (4096, 12288), **options: Any) -> ObjTier:
+    return ObjTier(ObjTierConfig(url=url, **{**QUICK, **options}), make_namespace(), rows)
 
 
 def url_of(tier: ObjTier) -> str:
     return tier._config.url
 
 
-def drive(tier: ObjTier, payload_bytes: Sequence[int] = (4096, 12288)) -> TierDriver:
-    return TierDriver(tier, payload_bytes, lambda tier: tier.drain(0.02), patience_s=30.0)
+def drive(tier: Any, rows: Sequence[int | RowShape] = (4096, 12288)) -> TierDriver:
+    shapes = [RowShape(row) if isinstance(row, int) else row for row in rows]
+    sizes = [shape.row_bytes for shape in shapes]
+    return TierDriver(tier, sizes, lambda tier: tier.drain(0.02), 30.0, shapes)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import obstore
@@ -17,6 +18,8 @@ from obstore.store import S3Store
 ACCESS_KEY = "AKIDOFATESTSERVER01"
 SECRET_KEY = "s3cr3t-of-a-test-server-7421"
 BUCKET = "kv-cache"
+DOMAIN = "localhost"
+ROLE = "arn:aws:iam::000000000000:role/engine"
 _PATIENCE_S = 60.0
 
 
@@ -38,9 +41,12 @@ class S3Server:
     Args:
         root: Where its data, its options and its log go.
         volumes: How many volumes of 256 MB it may fill; what is deleted takes its place for a while.
+        identities: Whose web identities it trusts, with which roles, in its own words; None: nobody's.
     """
 
-    def __init__(self, root: Path, *, volumes: int = 40) -> None:
+    def __init__(
+        self, root: Path, *, volumes: int = 40, identities: Mapping[str, object] | None = None
+    ) -> None:
         self._root = root
         self._volumes = volumes
         (root / "data").mkdir(parents=True, exist_ok=True)
@@ -50,6 +56,10 @@ class S3Server:
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
         (root / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        self._more: dict[str, object] = {}
+        if identities is not None:
+            (root / "iam.json").write_text(json.dumps(identities))
+            self._more = {"s3.iam.config": root / "iam.json"}
         self._master, self._volume, self._filer, self.port = free_ports(4)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -76,6 +86,9 @@ class S3Server:
             "s3.port.lance": 0,
             "s3.port.iceberg": 0,
             "s3.config": self._root / "s3.json",
+            # `bucket.localhost` names a bucket as well.
+            "s3.domainName": DOMAIN,
+            **self._more,
         }
         with (self._root / "server.log").open("ab") as log:
             self._process = subprocess.Popen(

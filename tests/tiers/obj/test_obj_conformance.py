@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,16 +11,19 @@ import pytest
 from obj_support import open_tier, url_of
 
 from kvoffload.layout.chunk_format import file_bytes
+from kvoffload.layout.partial import RowShape
+from kvoffload.testing.ranged_load_tests import RangedLoadTests
 from kvoffload.testing.tier_tests import TierTests
 from kvoffload.tiers.base import Tier
 from kvoffload.tiers.obj.tier import ObjTier
 
 
-class ObjTierTests(TierTests):
+class ObjTierTests(TierTests, RangedLoadTests):
     """Makes obj tiers, each in a place of its own."""
 
     options: ClassVar[dict[str, Any]] = {}
     seeds = range(2)
+    range_seeds = range(3)
 
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path: Path) -> None:
@@ -29,8 +33,8 @@ class ObjTierTests(TierTests):
     def new_url(self) -> str:
         return f"memory://{self.tmp_path.name.replace('_', '-')}-{next(self.numbers)}"
 
-    def open(self, url: str, **more: Any) -> ObjTier:
-        return open_tier(url, self.payload_bytes, **{**self.options, **more})
+    def open(self, url: str, shapes: Sequence[RowShape] = (), **more: Any) -> ObjTier:
+        return open_tier(url, shapes or self.payload_bytes, **{**self.options, **more})
 
     def make(self) -> Tier:
         return self.open(self.new_url())
@@ -42,6 +46,10 @@ class ObjTierTests(TierTests):
         assert isinstance(tier, ObjTier)
         return self.open(url_of(tier))
 
+    def make_shaped(self, shapes: Sequence[RowShape], beside: Tier | None = None) -> Tier:
+        assert beside is None or isinstance(beside, ObjTier)
+        return self.open(self.new_url() if beside is None else url_of(beside), shapes)
+
 
 class TestInMemory(ObjTierTests):
     seeds = range(6)
@@ -49,11 +57,15 @@ class TestInMemory(ObjTierTests):
 
 
 class TestInMemoryWithoutPacks(ObjTierTests):
-    options: ClassVar[dict[str, Any]] = {"pack_below_bytes": 0}
+    options: ClassVar[dict[str, Any]] = {"pack_below_bytes": 0, "range_gap_bytes": 0}
 
 
 class TestInMemoryWithSmallPacks(ObjTierTests):
-    options: ClassVar[dict[str, Any]] = {"pack_bytes": 20_000, "read_span_bytes": 9_000}
+    options: ClassVar[dict[str, Any]] = {
+        "pack_bytes": 20_000,
+        "read_span_bytes": 9_000,
+        "range_gap_bytes": 4096,
+    }
     evicts_by_recency = False
 
 

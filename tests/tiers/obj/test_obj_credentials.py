@@ -84,6 +84,19 @@ def test_what_cannot_be_used_is_one_clear_line(more: dict[str, Any], complaint: 
         open_tier("s3://some-bucket", **more)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "variable"), [("gs", "GOOGLE_BASE_URL"), ("az", "AZURE_STORAGE_ENDPOINT")]
+)
+def test_an_endpoint_that_would_do_nothing_is_refused(scheme: str, variable: str) -> None:
+    with pytest.raises(ConfigError, match=f"endpoint is for s3://; .*{variable}"):
+        open_tier(f"{scheme}://some-bucket", endpoint="https://example.net")
+
+
+def test_a_bucket_before_a_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="path_style=false puts the bucket before"):
+        open_tier("s3://some-bucket", endpoint="http://127.0.0.1:9", path_style=False)
+
+
 @pytest.fixture
 def everything_logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     with caplog.at_level(logging.DEBUG):

@@ -330,3 +330,33 @@ def test_an_engine_of_another_configuration_is_apart(place: Place) -> None:
     theirs = drive(stranger)
     assert theirs.load(keys) == [MISSING] * 3
     stranger.shutdown()
+
+
+def bytes_there(place: Place) -> int:
+    return sum(info.size_bytes for info in place.behind.list("") if info.name.endswith((".kv", ".pack")))
+
+
+def test_engines_that_store_at_once_go_beyond_the_cap_by_what_they_did_not_see(place: Place) -> None:
+    """And by no more; the first of them that looks takes it away, the others find nothing left to do."""
+    cap = 8 * CHUNK
+    engines = [place.engine(max_bytes=cap, pack_below_bytes=0) for _ in range(3)]
+    engines[0].store(make_keys(8))
+    for engine in engines:
+        engine.tier._upkeep.look()
+    for number, engine in enumerate(engines):
+        engine.store(make_keys(4, first=100 * (number + 1)))
+    # Each has seen its own four, and made room for them: all of them by the same deletions.
+    assert cap < bytes_there(place) <= cap + 2 * 4 * CHUNK
+    engines[0].tier._upkeep.look()
+    assert bytes_there(place) == cap
+    for engine in engines:
+        engine.tier._upkeep.look()
+    assert bytes_there(place) == cap, "two made room for the same"
+    assert [engine.tier.stats().stored_bytes for engine in engines] == [cap] * 3
+
+
+def test_an_engine_that_only_reads_removes_nothing_for_the_cap(place: Place) -> None:
+    place.engine(pack_below_bytes=0).store(make_keys(6))
+    reader = place.engine(max_bytes=2 * CHUNK, read_only=True)
+    reader.tier._upkeep.look()
+    assert bytes_there(place) == 6 * CHUNK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,13 +18,13 @@ from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.layout.chunk_format import file_bytes
 from kvoffload.testing.tier_driver import make_key, make_keys
 from kvoffload.tiers.base import TierEntry
-from kvoffload.tiers.obj.address import parse_address
+from kvoffload.tiers.obj.address import endpoint_with_bucket, parse_address
 from kvoffload.tiers.obj.catalogue import Catalogue, Location
 from kvoffload.tiers.obj.journal import Came, Event, PackedChunk, Went, decode_journal, encode_journal
 from kvoffload.tiers.obj.options import ObjTierConfig
 from kvoffload.tiers.obj.pace import Pacer, ReadTimes
 from kvoffload.tiers.obj.place import ObjPlace
-from kvoffload.tiers.obj.planning import plan_objects, plan_spans
+from kvoffload.tiers.obj.planning import Reading, Wanted, plan_objects, plan_readings
 
 KEYS = st.integers(0, 30).map(make_key)
 SIZES = st.lists(st.integers(1, 50), max_size=40)
@@ -48,25 +49,66 @@ def test_neighbours_share_an_object_as_far_as_they_fit(sizes: list[int], pack: i
         assert sum(sizes[position] for position in one) + sizes[after[0]] > pack
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), unique=True, max_size=30),
-    st.integers(1, 8),
-    st.randoms(use_true_random=False),
-)
-def test_spans_cover_what_is_wanted_once_and_nothing_else(
-    places: list[tuple[str, int]], most: int, rng: random.Random
-) -> None:
-    found = [
-        (TierEntry(make_key(number), memoryview(b"")), Location(name, 10 * at, 10))
-        for number, (name, at) in enumerate(places)
+@st.composite
+def wanted_parts(draw: st.DrawFn) -> list[Wanted]:
+    """Chunks of three objects, in no order, with parts of each."""
+    wanted = []
+    for number, (name, at) in enumerate(
+        draw(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 8)), unique=True, max_size=12))
+    ):
+        bounds = sorted(draw(st.sets(st.integers(0, 10), min_size=2, max_size=6)))
+        parts = tuple(zip(bounds[::2], bounds[1::2], strict=False))
+        wanted.append(
+            Wanted(TierEntry(make_key(number), memoryview(b"")), Location(name, 10 * at, 10), parts)
+        )
+    return draw(st.permutations(wanted))
+
+
+def needed_of(wanted: Sequence[Wanted]) -> set[tuple[str, int]]:
+    return {
+        (one.at.name, one.at.offset + byte) for one in wanted for part in one.parts for byte in range(*part)
+    }
+
+
+def read_by(readings: Sequence[Reading]) -> list[tuple[str, int]]:
+    return [
+        (one.name, byte)
+        for one in readings
+        for start, length in one.spans
+        for byte in range(start, start + length)
     ]
-    rng.shuffle(found)
-    spans = plan_spans(found, 10 * most)
-    assert sorted(entry.key for span in spans for entry, _ in span.entries) == sorted(e.key for e, _ in found)
-    for span in spans:
-        assert span.length == 10 * len(span.entries) <= 10 * max(1, most)
-        assert [at.offset for _, at in span.entries] == list(range(span.start, span.start + span.length, 10))
-        assert {at.name for _, at in span.entries} == {span.name}
+
+
+@given(wanted_parts(), st.integers(1, 40), st.integers(0, 6))
+def test_every_needed_byte_is_read_once_and_every_chunk_by_one_reading(
+    wanted: list[Wanted], most: int, gap: int
+) -> None:
+    readings = plan_readings(wanted, most, gap)
+    read = read_by(readings)
+    assert len(read) == len(set(read))
+    assert needed_of(wanted) <= set(read)
+    assert sorted(w.entry.key for one in readings for w in one.wanted) == sorted(w.entry.key for w in wanted)
+    for one in readings:
+        assert needed_of(one.wanted) <= set(read_by([one])), "a part came with another reading"
+        longest = max((end - start for w in one.wanted for start, end in w.parts), default=0)
+        assert all(length <= max(most, longest) for _, length in one.spans)
+
+
+@given(wanted_parts(), st.integers(0, 6))
+def test_no_other_choice_of_requests_costs_less(wanted: list[Wanted], gap: int) -> None:
+    """A request is worth `gap` bytes: compared with the best way to cut each object's needed bytes into requests."""
+    readings = plan_readings(wanted, 10**6, gap)
+    cost = len(read_by(readings)) + gap * sum(len(one.spans) for one in readings)
+    least = 0
+    for name in {one.at.name for one in wanted}:
+        needed = sorted(byte for owner, byte in needed_of(wanted) if owner == name)
+        cheapest = [0]
+        for last in range(len(needed)):
+            cheapest.append(
+                min(cheapest[first] + gap + needed[last] + 1 - needed[first] for first in range(last + 1))
+            )
+        least += cheapest[-1]
+    assert cost == least
 
 
 CHUNKS = st.builds(PackedChunk, KEYS, st.integers(0, 2**40), st.integers(1, 2**40))
@@ -216,3 +258,10 @@ def test_addresses_are_read() -> None:
     assert parse_address("file:///a/b%20c").prefix == "/a/b c"
     assert parse_address("gs://bucket").prefix == ""
     assert file_bytes(4096) == 8192
+
+
+def test_a_bucket_may_stand_before_the_name_of_its_endpoint() -> None:
+    assert endpoint_with_bucket("https://s3.example.net:9000/x", "b") == "https://b.s3.example.net:9000/x"
+    for endpoint in ("http://127.0.0.1:9000", "http://[::1]:9000"):
+        with pytest.raises(ConfigError, match="path_style=false"):
+            endpoint_with_bucket(endpoint, "b")

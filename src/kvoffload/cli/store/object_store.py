@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 
 from kvoffload.cli.obj_option import config_of
+from kvoffload.cli.store.object_uploads import sweep_uploads
 from kvoffload.cli.store.output import print_json, print_table, say, size_text, time_text
 from kvoffload.tiers.obj.store_view import NamespaceView, StoreView
 from kvoffload.tiers.obj.sweeping import SweepPlan
 
 _NANOSECONDS = 1_000_000_000
-_UPLOADS = "uploads in parts that never ended are not seen from here: give the bucket a rule that aborts them after a day"
 
 
 def is_address(root: str) -> bool:
@@ -21,10 +21,14 @@ def is_address(root: str) -> bool:
 
 def report_objects(address: str, *, as_json: bool) -> None:
     """What `kvoffload du` does with an object store. Changes nothing."""
-    store = StoreView(config_of(address))
-    rows = [_usage(view) for view in store.select(None)]
+    config = config_of(address)
+    store = StoreView(config)
+    views = store.select(None)
+    rows = [_usage(view) for view in views]
+    uploads = sweep_uploads(config, views, dry_run=True)
     if as_json:
-        print_json({"store": store.address, "namespaces": rows, "foreign_objects": store.foreign})
+        told = {"store": store.address, "namespaces": rows, "foreign_objects": store.foreign}
+        print_json(told | {"uploads": uploads.as_json()})
         return
     columns = ("namespace", "chunks", "objects", "bytes", "journal", "orphans", "oldest", "newest")
     cells = [
@@ -41,7 +45,7 @@ def report_objects(address: str, *, as_json: bool) -> None:
         for row in rows
     ]
     print_table(columns, cells, right=columns[1:6])
-    say(f"\nforeign objects  {store.foreign} (never touched)\n{_UPLOADS}")
+    say(f"\nforeign objects  {store.foreign} (never touched)\n{uploads.text()}")
 
 
 def collect_objects(
@@ -71,17 +75,13 @@ def collect_objects(
     if age_s is not None:
         config = dataclasses.replace(config, ttl_s=age_s)
     store = StoreView(config)
-    rows = []
-    for view in store.select(namespace):
-        survey = view.sweeper.survey()
-        plan = view.sweeper.plan(survey)
-        left = survey.data_bytes - _removed_bytes(plan)
-        if not dry_run:
-            view.sweeper.carry_out(plan)
-        rows.append(_removals(view, plan) | {"left_bytes": left})
+    views = store.select(namespace)
+    rows = [_collect(view, dry_run=dry_run) for view in views]
+    uploads = sweep_uploads(config, views, dry_run=dry_run)
     is_met = config.max_bytes is None or all(_number(row, "left_bytes") <= config.max_bytes for row in rows)
     if as_json:
-        print_json({"store": store.address, "dry_run": dry_run, "is_bound_met": is_met, "namespaces": rows})
+        told = {"store": store.address, "dry_run": dry_run, "is_bound_met": is_met, "namespaces": rows}
+        print_json(told | {"uploads": uploads.as_json()})
         return is_met
     columns = ("namespace", "expired", "beyond the cap", "orphans", "journal merged", "left")
     cells = [
@@ -90,7 +90,7 @@ def collect_objects(
         for row in rows
     ]
     print_table(columns, cells, right=columns[1:])
-    say(f"\n{'would be removed; nothing was changed' if dry_run else 'removed'}. {_UPLOADS}")
+    say(f"\n{'would be removed; nothing was changed' if dry_run else 'removed'}\n{uploads.text()}")
     return is_met
 
 
@@ -110,6 +110,15 @@ def _usage(view: NamespaceView) -> dict[str, object]:
         "oldest_s": min(times, default=None),
         "newest_s": max(times, default=None),
     }
+
+
+def _collect(view: NamespaceView, *, dry_run: bool) -> dict[str, object]:
+    survey = view.sweeper.survey()
+    plan = view.sweeper.plan(survey)
+    left = survey.data_bytes - _removed_bytes(plan)
+    if not dry_run:
+        view.sweeper.carry_out(plan)
+    return _removals(view, plan) | {"left_bytes": left}
 
 
 def _removals(view: NamespaceView, plan: SweepPlan) -> dict[str, object]:

@@ -13,7 +13,7 @@ from kvoffload.keys.file_mapper import FileMapper
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey, group_index_of
 from kvoffload.layout.partial import RowShape
-from kvoffload.tiers.fs.parts import ChunkForm, form_of
+from kvoffload.tiers.chunk_form import ChunkForm, form_of
 from kvoffload.tiers.fs.writer import WriterId
 from kvoffload.tiers.namespace_text import identity_of
 

@@ -20,10 +20,10 @@ from kvoffload.layout.chunk_format import (
     header_bytes,
 )
 from kvoffload.tiers.base import Outcome
+from kvoffload.tiers.chunk_form import Read
 from kvoffload.tiers.counters import Counters
 from kvoffload.tiers.fs.directory import GONE
 from kvoffload.tiers.fs.disk import DiskIO, is_plain_file
-from kvoffload.tiers.fs.parts import Read
 from kvoffload.tiers.fs.place import ChunkFile, StorePlace
 from kvoffload.tiers.fs.removal import remove_if_same
 from kvoffload.tiers.fs.scratch import Scratch

@@ -6,7 +6,7 @@ import mmap
 import threading
 
 from kvoffload.layout.chunk_format import MAX_HEADER_BYTES
-from kvoffload.tiers.fs.parts import WASTE_BYTES
+from kvoffload.tiers.chunk_form import WASTE_BYTES
 
 
 class Scratch(threading.local):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
@@ -59,3 +60,21 @@ def parse_address(url: str) -> Address:
         if part in (".", "..") or not _PREFIX_PART.fullmatch(part):
             raise ConfigError(f"obj tier: {part!r} cannot be part of a prefix; use letters, digits and - _ .")
     return Address(scheme, parts.netloc, prefix)
+
+
+def endpoint_with_bucket(endpoint: str, bucket: str) -> str:
+    """`https://bucket.s3.example.net` of `https://s3.example.net`: how a store is addressed where the bucket is in the host.
+
+    Raises:
+        ConfigError: the endpoint has no name, but an address in numbers.
+    """
+    scheme, _, rest = endpoint.partition("://")
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return f"{scheme}://{bucket}.{rest}"
+    raise ConfigError(
+        f"obj tier: path_style=false puts the bucket before the endpoint's name, but endpoint={endpoint!r} has a number; give "
+        "a name, or leave path_style as it is"
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvoffload.errors import ConfigError
-from kvoffload.tiers.obj.address import Address, parse_address
+from kvoffload.tiers.obj.address import Address, endpoint_with_bucket, parse_address
 from kvoffload.tiers.obj.credentials import file_provider
 from kvoffload.tiers.obj.options import ObjTierConfig
 from kvoffload.tiers.obj.trouble import ObjectError, Trouble, trouble_of
@@ -158,7 +158,11 @@ def _remote_options(address: Address, config: ObjTierConfig) -> dict[str, Any]:
 def _s3(stores: Any, address: Address, config: ObjTierConfig) -> Any:
     options = _remote_options(address, config)
     if config.endpoint is not None:
-        options["endpoint"] = config.endpoint
+        # The client takes an endpoint as it is, also where the bucket belongs into the host's name.
+        is_plain = config.path_style
+        options["endpoint"] = (
+            config.endpoint if is_plain else endpoint_with_bucket(config.endpoint, address.bucket)
+        )
     if config.region is not None:
         options["region"] = config.region
     if config.credentials_file is not None:
@@ -174,11 +178,22 @@ def _s3(stores: Any, address: Address, config: ObjTierConfig) -> Any:
     )
 
 
+def _refuse_endpoint(address: Address, config: ObjTierConfig, variable: str) -> None:
+    """An option that would do nothing must not look as if it did."""
+    if config.endpoint is not None:
+        raise ConfigError(
+            f"obj tier: url={address.text} with endpoint={config.endpoint!r}: endpoint is for s3://; remove it, or set the "
+            f"environment variable {variable}"
+        )
+
+
 def _gcs(stores: Any, address: Address, config: ObjTierConfig) -> Any:
+    _refuse_endpoint(address, config, "GOOGLE_BASE_URL")
     return stores.GCSStore(address.bucket, **_remote_options(address, config))
 
 
 def _azure(stores: Any, address: Address, config: ObjTierConfig) -> Any:
+    _refuse_endpoint(address, config, "AZURE_STORAGE_ENDPOINT")
     return stores.AzureStore(address.bucket, **_remote_options(address, config))
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Collection, Sequence
 
 from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.layout.chunk_format import Damage
 from kvoffload.tiers.base import Outcome
 from kvoffload.tiers.executor import Slice, SliceEnd
 from kvoffload.tiers.obj.announcer import Announcer
@@ -13,7 +14,7 @@ from kvoffload.tiers.obj.around import Around
 from kvoffload.tiers.obj.catalogue import HeldObject
 from kvoffload.tiers.obj.follower import Follower
 from kvoffload.tiers.obj.journal import Came, Event, PackedChunk, Went
-from kvoffload.tiers.obj.proof import damage_of
+from kvoffload.tiers.obj.proof import prove
 from kvoffload.tiers.obj.trouble import ObjectError, Trouble
 
 
@@ -102,7 +103,7 @@ class Deleting:
         at = 0
         for chunk in rest:
             data = whole[chunk.offset : chunk.offset + chunk.length]
-            if len(data) < chunk.length or damage_of(around.place, chunk.key, data) is not None:
+            if len(data) < chunk.length or isinstance(prove(around.place, chunk.key, data), Damage):
                 around.counters.add("damaged_reads")
                 continue
             moved.append(PackedChunk(chunk.key, at, chunk.length))

@@ -1,8 +1,8 @@
-"""Loads: bytes go into a row only after they were proved to be the chunk that was asked for."""
+"""Loads: bytes go into a row only after they were proved to be the chunk that was asked for, or the parts needed of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvoffload.keys.offload_key import OffloadKey
@@ -11,10 +11,11 @@ from kvoffload.tiers.base import Outcome, TierEntry
 from kvoffload.tiers.executor import Slice, SliceEnd
 from kvoffload.tiers.obj.around import Around
 from kvoffload.tiers.obj.catalogue import Location
+from kvoffload.tiers.obj.copying import copy_into
 from kvoffload.tiers.obj.deleting import Deleting
 from kvoffload.tiers.obj.follower import Follower
-from kvoffload.tiers.obj.planning import Span, plan_spans, unique
-from kvoffload.tiers.obj.proof import damage_of, payload_of
+from kvoffload.tiers.obj.planning import Reading, Wanted, plan_readings, unique
+from kvoffload.tiers.obj.proof import Cut, Whole, prove, prove_parts
 from kvoffload.tiers.obj.trouble import ObjectError, Trouble
 
 
@@ -70,62 +71,89 @@ class Loading:
             self._around.counters.add("journal_unread")
 
     def _pass(self, part: Slice, entries: Sequence[TierEntry], progress: _Progress, *, is_last: bool) -> None:
-        found: list[tuple[TierEntry, Location]] = []
+        wanted: list[Wanted] = []
         for entry in entries:
             at = None if self._is_void(part) else self._around.catalogue.find(entry.key)
             if at is None:
                 progress.outcomes[entry.key] = Outcome.MISSING
             else:
-                found.append((entry, at))
-        for span in plan_spans(found, self._around.config.read_span_bytes):
-            self._read(part, span, progress, is_last=is_last)
+                wanted.append(Wanted(entry, at, self._parts_of(entry.key, at)))
+        config = self._around.config
+        # Headers come on top: they were not counted when the job was cut into slices either.
+        headers = sum(self._around.place.form_of(one.entry.key).header_bytes for one in wanted)
+        for reading in plan_readings(wanted, config.read_span_bytes + headers, config.range_gap_bytes):
+            self._read(part, reading, progress, is_last=is_last)
 
-    def _read(self, part: Slice, span: Span, progress: _Progress, *, is_last: bool) -> None:
+    def _parts_of(self, key: OffloadKey, at: Location) -> tuple[tuple[int, int], ...]:
+        """What is to be read of a chunk: all of it, or the header and what this engine needs."""
+        form = self._around.place.form_of(key)
+        if form.reads is None or at.length != form.file_bytes:
+            return ((0, at.length),)
+        first = form.header_bytes
+        needed = (part for read in form.reads for part in read.parts)
+        return ((0, first), *((first + start, first + end) for start, end in needed))
+
+    def _read(self, part: Slice, reading: Reading, progress: _Progress, *, is_last: bool) -> None:
         if progress.is_away:
             self._around.counters.add("reads_not_tried")
-            progress.outcomes.update((entry.key, Outcome.FAILED) for entry, _ in span.entries)
+            progress.outcomes.update((one.entry.key, Outcome.FAILED) for one in reading.wanted)
             return
+        spans: dict[tuple[int, int], memoryview] = {}
         try:
-            data = self._around.caller.get(span.name, span.start, span.length)
+            for start, length in reading.spans:
+                spans[start, start + length] = self._around.caller.get(reading.name, start, length)
         except ObjectError as error:
-            if error.trouble is Trouble.SHORT:
-                data = memoryview(b"")
-            else:
-                self._unread(span, progress, is_gone=error.trouble is Trouble.MISSING, is_last=is_last)
+            if error.trouble is not Trouble.SHORT:
+                self._unread(reading, progress, is_gone=error.trouble is Trouble.MISSING, is_last=is_last)
                 return
-        for entry, at in span.entries:
-            start = at.offset - span.start
-            damage = self._take(entry, data[start : start + at.length])
+        for one in reading.wanted:
+            taken = self._take(one, spans)
             if self._is_void(part):
-                progress.outcomes[entry.key] = Outcome.MISSING
-            elif damage is None:
-                progress.outcomes[entry.key] = Outcome.DONE
-                progress.moved_bytes += self._around.place.payload_bytes_of(entry.key)
+                progress.outcomes[one.entry.key] = Outcome.MISSING
+            elif isinstance(taken, int):
+                progress.outcomes[one.entry.key] = Outcome.DONE
+                progress.moved_bytes += taken
+            elif isinstance(taken, Whole):
+                # Written before there were pieces, say: it is proved as a whole or not at all.
+                self._around.counters.add("read_whole")
+                span = (one.at.offset, one.at.length)
+                again = Reading(reading.name, (span,), (one._replace(parts=((0, one.at.length),)),))
+                self._read(part, again, progress, is_last=is_last)
             elif is_last:
-                progress.outcomes[entry.key] = self._damaged(entry.key, at.name, damage)
+                progress.outcomes[one.entry.key] = self._damaged(one.entry.key, one.at.name, taken)
             else:
                 # Perhaps only on its way.
                 self._around.counters.add("damaged_reads")
-                progress.again[entry.key] = entry
+                progress.again[one.entry.key] = one.entry
 
-    def _unread(self, span: Span, progress: _Progress, *, is_gone: bool, is_last: bool) -> None:
+    def _unread(self, reading: Reading, progress: _Progress, *, is_gone: bool, is_last: bool) -> None:
         if is_gone:
             # Deleted by somebody else, or written anew under another name: the journal knows.
-            self._around.catalogue.remove([span.name])
+            self._around.catalogue.remove([reading.name])
         progress.is_away = progress.is_away or not is_gone
-        for entry, _ in span.entries:
-            progress.outcomes[entry.key] = Outcome.MISSING if is_gone else Outcome.FAILED
+        for one in reading.wanted:
+            progress.outcomes[one.entry.key] = Outcome.MISSING if is_gone else Outcome.FAILED
             if is_gone and not is_last:
-                progress.again[entry.key] = entry
+                progress.again[one.entry.key] = one.entry
 
-    def _take(self, entry: TierEntry, data: memoryview) -> Damage | None:
-        """Prove and copy one chunk; what is wrong with it, if anything."""
-        place = self._around.place
-        damage = damage_of(place, entry.key, data)
-        if damage is None:
-            payload = payload_of(place, entry.key, data)
-            entry.buffer[: len(payload)] = payload
-        return damage
+    def _take(self, one: Wanted, spans: Mapping[tuple[int, int], memoryview]) -> int | Damage | Whole:
+        """Prove and copy one chunk, or what is needed of it: bytes that went into its row, or why none did."""
+        place, key = self._around.place, one.entry.key
+        cut = _cutter(spans, one.at.offset)
+        if one.parts == ((0, one.at.length),):
+            found = prove(place, key, cut(0, one.at.length))
+            proved = found if isinstance(found, Damage) else [found]
+        else:
+            whole_or = prove_parts(place, key, cut)
+            if isinstance(whole_or, Whole):
+                return whole_or
+            proved = whole_or
+        if isinstance(proved, Damage):
+            return proved
+        # Not before all of it is proved.
+        for start, data in proved:
+            copy_into(one.entry.buffer[start:], data)
+        return sum(len(data) for _, data in proved)
 
     def _damaged(self, key: OffloadKey, name: str, damage: Damage) -> Outcome:
         counters = self._around.counters
@@ -143,3 +171,16 @@ class Loading:
         # Whatever became of it: it is not there any more.
         self._around.catalogue.set_bad(key, name)
         return Outcome.CORRUPT
+
+
+def _cutter(spans: Mapping[tuple[int, int], memoryview], offset: int) -> Cut:
+    """What has come of the chunk that begins at this offset of its object."""
+
+    def cut(start: int, end: int) -> memoryview:
+        first, last = offset + start, offset + end
+        for (begin, stop), data in spans.items():
+            if begin <= first and last <= stop:
+                return data[first - begin : last - begin]
+        return memoryview(b"")
+
+    return cut

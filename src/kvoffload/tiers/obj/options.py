@@ -39,14 +39,17 @@ class ObjTierConfig:
     """Objects that were written longer ago are deleted."""
     read_only: bool = False
     """Load only; nothing in the store is changed."""
-    pack_bytes: int = size_field("32MiB")
-    """Chunks of one store are packed into objects of at most this size."""
+    pack_bytes: int = size_field("16MiB")
+    """Chunks of one store are packed into objects of at most this size, headers not counted. Larger ones are fewer requests,
+    and fewer of them at the same time."""
     pack_below_bytes: int = size_field("8MiB")
     """Larger chunks are objects of their own; 0: all are."""
     multipart_bytes: int = size_field("64MiB")
     """Larger objects are uploaded in parts."""
     read_span_bytes: int = size_field("8MiB")
     """Neighbours in a pack are read together, up to this size."""
+    range_gap_bytes: int = size_field("256KiB")
+    """Where an engine needs parts of its rows only: what a request is worth. Shorter gaps are read in vain to save one; 0: none."""
     threads: int = 16
     """Threads that read and write; also the bound of connections. Stores leave a quarter of them to loads."""
     max_pending_jobs: int = 256
@@ -90,7 +93,14 @@ class ObjTierConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"obj tier: {name}={value} must be at least 1")
-        for name in ("call_retries", "hedge_after_s", "pack_below_bytes", "warm_up_s", "orphan_grace_s"):
+        for name in (
+            "call_retries",
+            "hedge_after_s",
+            "pack_below_bytes",
+            "range_gap_bytes",
+            "warm_up_s",
+            "orphan_grace_s",
+        ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"obj tier: {name}={getattr(self, name)} must not be negative")
         for name in (

@@ -15,7 +15,9 @@ from kvoffload.errors import KvError
 from kvoffload.keys.file_mapper import FileMapper
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey, group_index_of
-from kvoffload.layout.chunk_format import checksum, file_bytes
+from kvoffload.layout.chunk_format import checksum
+from kvoffload.layout.partial import RowShape
+from kvoffload.tiers.chunk_form import ChunkForm, form_of
 from kvoffload.tiers.namespace_text import identity_of
 
 _TIME_DIGITS = 16
@@ -29,37 +31,42 @@ class ObjPlace:
 
     Args:
         namespace: The engine's.
-        payload_bytes: Bytes of a chunk, for every group id; 0 for those that the engine does not offload.
+        rows: Bytes of a chunk, or the shape of its row, for every group id; 0 bytes for those that the engine does not
+            offload.
     """
 
-    def __init__(self, namespace: Namespace, payload_bytes: Sequence[int]) -> None:
-        assert any(payload_bytes), "a store needs at least one group"
+    def __init__(self, namespace: Namespace, rows: Sequence[int | RowShape]) -> None:
+        self._forms = tuple(map(form_of, rows))
+        assert any(form.payload_bytes for form in self._forms), "a store needs at least one group"
         self.namespace = namespace
         self.identity = identity_of(namespace)
         self.base = namespace.directory_name
         self.namespace_file = f"{self.base}/namespace.json"
         self.journal = f"{self.base}/journal"
         self._mapper = FileMapper(namespace)
-        self._payload_bytes = tuple(payload_bytes)
+
+    def form_of(self, key: OffloadKey) -> ChunkForm:
+        """How a chunk lies in its object, and which parts of it this engine reads."""
+        return self._forms[group_index_of(key)]
 
     def payload_bytes_of(self, key: OffloadKey) -> int:
         """Bytes of a chunk's payload."""
-        return self._payload_bytes[group_index_of(key)]
+        return self.form_of(key).payload_bytes
 
     def file_bytes_of(self, key: OffloadKey) -> int:
         """Bytes of a chunk with header and padding."""
-        return file_bytes(self.payload_bytes_of(key))
+        return self.form_of(key).file_bytes
 
     @property
     def smallest_file_bytes(self) -> int:
         """Bytes of the smallest chunk with header and padding."""
-        return min(file_bytes(size) for size in self._payload_bytes if size)
+        return min(form.file_bytes for form in self._forms if form.payload_bytes)
 
     def is_length_of(self, key: OffloadKey, length: int) -> bool:
-        """Whether the engine has the group of a key, and its chunks are so long with header and padding."""
+        """Whether the engine has the group of a key, and its chunks are so long: also those of one piece, as in version 1."""
         group = group_index_of(key)
-        is_known = group < len(self._payload_bytes) and self._payload_bytes[group] > 0
-        return is_known and length == self.file_bytes_of(key)
+        is_known = group < len(self._forms) and self._forms[group].payload_bytes > 0
+        return is_known and self._forms[group].has_length(length)
 
     def object_name(self, keys: Sequence[OffloadKey]) -> str:
         """The name of the object that holds these chunks in this order: equal names mean equal content."""

@@ -30,35 +30,58 @@ def plan_objects(sizes: Sequence[int], pack_bytes: int, pack_below_bytes: int) -
     return objects
 
 
-class Span(NamedTuple):
-    """Bytes of one object that are read with one request."""
+class Wanted(NamedTuple):
+    """One chunk that is to be loaded."""
+
+    entry: TierEntry
+    at: Location
+    parts: tuple[tuple[int, int], ...]
+    """(start, end) of what is needed of it, header included, counted from its beginning; ascending, disjoint."""
+
+
+class Reading(NamedTuple):
+    """Bytes of one object, one request a span, and the chunks that are in them and nowhere else."""
 
     name: str
-    start: int
-    length: int
-    entries: tuple[tuple[TierEntry, Location], ...]
+    spans: tuple[tuple[int, int], ...]
+    """(start, length), ascending."""
+    wanted: tuple[Wanted, ...]
 
 
-def plan_spans(found: Sequence[tuple[TierEntry, Location]], span_bytes: int) -> list[Span]:
-    """What to read for these chunks: those that lie side by side in an object together, up to `span_bytes`."""
-    spans: list[Span] = []
-    for entry, at in sorted(found, key=lambda one: (one[1].name, one[1].offset)):
-        last = spans[-1] if spans else None
-        if (
-            last is not None
-            and last.name == at.name
-            and last.start + last.length == at.offset
-            and last.length + at.length <= span_bytes
-        ):
-            spans[-1] = Span(last.name, last.start, last.length + at.length, (*last.entries, (entry, at)))
+def plan_readings(wanted: Sequence[Wanted], span_bytes: int, gap_bytes: int) -> list[Reading]:
+    """What to read for these chunks.
+
+    Parts are joined that lie apart by `gap_bytes` at most, so that a request is saved where it is worth as many bytes: then
+    bytes, plus `gap_bytes` for every request, are the fewest that can be (but for spans that would be too long).
+
+    Args:
+        wanted: Each chunk once.
+        span_bytes: Of joined parts at most.
+        gap_bytes: Read in vain to save a request.
+    """
+    readings: list[Reading] = []
+    for one in sorted(wanted, key=lambda one: (one.at.name, one.at.offset)):
+        last = readings[-1] if readings and readings[-1].name == one.at.name else None
+        spans = [] if last is None else list(last.spans)
+        shared = len(spans)
+        for start, end in one.parts:
+            _join(spans, one.at.offset + start, one.at.offset + end, (span_bytes, gap_bytes))
+        if last is not None and last.spans[-1] != spans[shared - 1]:
+            readings[-1] = Reading(last.name, tuple(spans), (*last.wanted, one))
         else:
-            spans.append(Span(at.name, at.offset, at.length, ((entry, at),)))
-    return spans
+            readings.append(Reading(one.at.name, tuple(spans[shared:]), (one,)))
+    return readings
 
 
-def entries_per_slice(size_bytes: int, count: int, target_bytes: int) -> int:
-    """How many chunks of a job one thread takes at a time: about `target_bytes` of them."""
-    return max(1, target_bytes * count // size_bytes) if size_bytes else max(1, count)
+def _join(spans: list[tuple[int, int]], start: int, end: int, limits: tuple[int, int]) -> None:
+    """Add a part: to the last span, if it is near enough to it."""
+    span_bytes, gap_bytes = limits
+    if spans:
+        first, length = spans[-1]
+        if 0 <= start - first - length <= gap_bytes and end - first <= span_bytes:
+            spans[-1] = (first, end - first)
+            return
+    spans.append((start, end - start))
 
 
 def unique(entries: Sequence[TierEntry]) -> dict[OffloadKey, TierEntry]:

@@ -20,7 +20,7 @@ class Room:
     """Gives out bytes of the cap. Safe for threads.
 
     The cap holds for what this process knows to be there: what others wrote since the last look at the journal comes
-    on top until then.
+    on top until then. With the next look it goes (`Sweeper.meet_cap`).
 
     Args:
         around: The store and what is known of it.

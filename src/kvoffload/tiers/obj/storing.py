@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.layout.chunk_format import HEADER_BYTES, encode_header, header_for
+from kvoffload.layout.chunk_format import HEADER_BYTES, encode_header, header_for, padded_bytes
 from kvoffload.tiers.base import Outcome, TierEntry
 from kvoffload.tiers.executor import Slice, SliceEnd
 from kvoffload.tiers.obj.announcer import Announcer
@@ -37,9 +37,7 @@ class Storing:
         self._announcer = announcer
         self._room = room
         self._not_writable_until_s = float("-inf")
-        config = around.config
-        cap = config.max_bytes
-        self._pack_bytes = config.pack_bytes if cap is None else min(config.pack_bytes, cap // _LEAST_PACKS)
+        self._pack_bytes, self._extra_bytes = _pack_bounds(around.config.pack_bytes, around.config.max_bytes)
 
     def run(self, part: Slice) -> SliceEnd:
         """Store what is not there."""
@@ -50,21 +48,25 @@ class Storing:
         for key, entry in unique(part.entries).items():
             if self._around.catalogue.find(key) is not None:
                 outcomes[key] = Outcome.DONE
+            elif self._around.place.form_of(key).is_partial:
+                # This engine's row holds a part of the chunk: under a valid checksum the rest would be wrong for ever.
+                self._around.counters.add("rejected_partial_rows")
             else:
                 wanted.append(entry)
         moved = 0
         is_away = False
-        for group in self._grouped(wanted):
+        for group in self.objects_of(wanted):
             outcome, moved_bytes = self._skipped(group, is_away=is_away) or self._store_guarded(part, group)
             outcomes.update(dict.fromkeys((entry.key for entry in group), outcome))
             moved += moved_bytes
             is_away = outcome is Outcome.FAILED
         return SliceEnd(outcomes, moved)
 
-    def _grouped(self, wanted: Sequence[TierEntry]) -> list[list[TierEntry]]:
-        sizes = [self._around.place.file_bytes_of(entry.key) for entry in wanted]
+    def objects_of(self, entries: Sequence[TierEntry]) -> list[list[TierEntry]]:
+        """The chunks of each object. It depends on nothing but them, so that equal batches become equal objects."""
+        sizes = [padded_bytes(entry.buffer.nbytes) + self._extra_bytes for entry in entries]
         objects = plan_objects(sizes, self._pack_bytes, self._around.config.pack_below_bytes)
-        return [[wanted[position] for position in positions] for positions in objects]
+        return [[entries[position] for position in positions] for positions in objects]
 
     def _skipped(self, group: Sequence[TierEntry], *, is_away: bool) -> tuple[Outcome, int] | None:
         """What becomes of an object that is not even tried; None: it is to be tried."""
@@ -152,14 +154,14 @@ class Storing:
         place = self._around.place
         parts: list[memoryview] = []
         for entry in group:
-            size = place.payload_bytes_of(entry.key)
-            payload = entry.buffer[:size]
-            page = bytearray(HEADER_BYTES)
+            form = place.form_of(entry.key)
+            payload = entry.buffer[: form.payload_bytes]
+            page = bytearray(form.header_bytes)
             created_ns = round(part.ticket.time_s * _NANOSECONDS)
-            header = header_for(place.identity, entry.key, payload, created_ns)
+            header = header_for(place.identity, entry.key, payload, created_ns, form.piece_bytes)
             encode_header(header, page)
             parts += [memoryview(page), payload]
-            padding = place.file_bytes_of(entry.key) - HEADER_BYTES - size
+            padding = form.padded_bytes - form.payload_bytes
             if padding:
                 parts.append(memoryview(bytes(padding)))
         return parts
@@ -187,3 +189,14 @@ def reject_all(part: Slice) -> SliceEnd:
     """What a tier that only reads does with a store."""
     outcomes: dict[OffloadKey, Outcome] = {entry.key: Outcome.REJECTED for entry in part.entries}
     return SliceEnd(outcomes, 0)
+
+
+def _pack_bounds(pack_bytes: int, cap: int | None) -> tuple[int, int]:
+    """(bytes of a pack, what counts of a chunk besides its payload).
+
+    Headers do not count: chunks are powers of two as packs are, and a batch of just a pack's size would else become a pack
+    and a remainder, one after the other. Under a small cap they do.
+    """
+    if cap is None or cap // _LEAST_PACKS >= pack_bytes:
+        return pack_bytes, 0
+    return cap // _LEAST_PACKS, HEADER_BYTES

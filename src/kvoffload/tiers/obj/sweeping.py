@@ -111,6 +111,10 @@ class Sweeper:
         if plan.merged:
             self._merge(plan.merged)
 
+    def meet_cap(self) -> None:
+        """Remove what is too much by now, others' writes included. Asks nobody if nothing is. Raises ObjectError."""
+        self._room.remove(self._room.superfluous(0), "evicted")
+
     def _orphans(self, survey: Survey) -> list[ObjectInfo]:
         around = self._around
         before_s = survey.now_s - around.config.orphan_grace_s

@@ -21,11 +21,13 @@ from kvoffload.config.units import format_bytes
 from kvoffload.errors import ConfigError
 from kvoffload.keys.fingerprint import Namespace
 from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.layout.partial import RowShape
 from kvoffload.tiers.base import (
     Outcome,
     StoredChunk,
     Tier,
     TierContext,
+    TierEntry,
     TierJob,
     TierReport,
     TierStats,
@@ -39,13 +41,13 @@ from kvoffload.tiers.obj.around import Around
 from kvoffload.tiers.obj.caller import Caller, CallLimits
 from kvoffload.tiers.obj.catalogue import Catalogue
 from kvoffload.tiers.obj.client import ObjectClient, open_client
+from kvoffload.tiers.obj.cutting import parts_to_read
 from kvoffload.tiers.obj.deleting import Deleting
 from kvoffload.tiers.obj.follower import Follower
 from kvoffload.tiers.obj.loading import Loading
 from kvoffload.tiers.obj.opening import check_ownership
 from kvoffload.tiers.obj.options import ObjTierConfig
 from kvoffload.tiers.obj.place import ObjPlace
-from kvoffload.tiers.obj.planning import entries_per_slice
 from kvoffload.tiers.obj.room import Room
 from kvoffload.tiers.obj.storing import Storing, reject_all
 from kvoffload.tiers.obj.sweeping import Sweeper
@@ -63,7 +65,7 @@ class ObjTier(Tier):
     Args:
         config: Options.
         namespace: What the engine's bytes mean.
-        payload_bytes: Bytes of a chunk, for every group.
+        rows: Bytes of a chunk, or the shape of its row, for every group.
         client: The store; None: made from the options.
         clock: For intervals.
         wall_clock: For times that others see, in seconds since the epoch.
@@ -78,7 +80,7 @@ class ObjTier(Tier):
         self,
         config: ObjTierConfig,
         namespace: Namespace,
-        payload_bytes: Sequence[int],
+        rows: Sequence[int | RowShape],
         *,
         client: ObjectClient | None = None,
         clock: Clock | None = None,
@@ -97,7 +99,7 @@ class ObjTier(Tier):
             threads=config.threads,
         )
         caller = Caller(client or open_client(config), limits, clock, counters, config.name)
-        place = ObjPlace(namespace, payload_bytes)
+        place = ObjPlace(namespace, rows)
         if config.max_bytes is not None and config.max_bytes < place.smallest_file_bytes:
             raise ConfigError(
                 f"obj tier: max_bytes={config.max_bytes} holds not even one chunk of {place.smallest_file_bytes} bytes; "
@@ -116,7 +118,7 @@ class ObjTier(Tier):
     @classmethod
     def open(cls, options: ObjTierConfig, context: TierContext) -> ObjTier:
         """See Tier."""
-        return cls(options, context.namespace, context.row_bytes)
+        return cls(options, context.namespace, context.row_shapes())
 
     def _assemble(self) -> None:
         around, config = self._around, self._config
@@ -129,30 +131,36 @@ class ObjTier(Tier):
         self._storing = Storing(around, self._announcer, room)
         self._loading = Loading(around, self._follower, None if config.read_only else self._deleting)
         limits = ExecutorLimits(
-            config.threads, config.max_pending_jobs, config.max_pending_bytes, slice_length=self._slice_length
+            config.threads, config.max_pending_jobs, config.max_pending_bytes, cut=self._cut
         )
         self._executor = JobExecutor(self._run, around.clock, around.counters, limits, self.name)
         self._upkeep = Upkeep(around, self._follower, self.sweeper)
         self._upkeep.start()
 
     def _run(self, part: Slice) -> SliceEnd:
+        if part.ticket.is_hopeless.is_set():
+            # A request has failed with all of its repetitions: the job shall end in time.
+            self._around.counters.add(f"{'reads' if part.job.verb is Verb.LOAD else 'writes'}_not_tried")
+            return _all_failed(part)
+        end = self._carry_out(part)
+        if Outcome.FAILED in end.outcomes.values():
+            part.ticket.is_hopeless.set()
+        return end
+
+    def _carry_out(self, part: Slice) -> SliceEnd:
         if part.job.verb is Verb.LOAD:
             return self._loading.run(part)
         if self._config.read_only:
-            if part.job.verb is Verb.STORE:
-                return reject_all(part)
-            return SliceEnd({entry.key: Outcome.FAILED for entry in part.entries}, 0)
+            return reject_all(part) if part.job.verb is Verb.STORE else _all_failed(part)
         return self._storing.run(part) if part.job.verb is Verb.STORE else self._deleting.run(part)
 
-    def _slice_length(self, job: TierJob) -> int:
+    def _cut(self, job: TierJob) -> Sequence[Sequence[TierEntry]]:
         """A pack is written, and a span read, by one thread; what is to be deleted from one object is so at once."""
-        config, count, size = self._config, len(job.entries), job.size_bytes
         if job.verb is Verb.DELETE:
-            return max(1, count)
+            return [job.entries]
         if job.verb is Verb.LOAD:
-            return entries_per_slice(size, count, config.read_span_bytes)
-        is_packed = count and size // count < config.pack_below_bytes
-        return entries_per_slice(size, count, config.pack_bytes) if is_packed else 1
+            return parts_to_read(job.entries, self._around.catalogue.find, self._config.read_span_bytes)
+        return self._storing.objects_of(job.entries)
 
     def lookup(self, keys: Sequence[OffloadKey]) -> list[LookupResult]:
         """See Tier. Reads a dictionary only."""
@@ -260,3 +268,8 @@ class ObjTier(Tier):
         self._follower.stop()
         with contextlib.suppress(RuntimeError):
             thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def _all_failed(part: Slice) -> SliceEnd:
+    outcomes: dict[OffloadKey, Outcome] = {entry.key: Outcome.FAILED for entry in part.entries}
+    return SliceEnd(outcomes, 0)

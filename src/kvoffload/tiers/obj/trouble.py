@@ -18,6 +18,9 @@ _THROTTLED_CODES = frozenset(
     {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "ServerBusy"}
 )
 
+_ABSENT_CODES = frozenset({"NoSuchKey", "NoSuchUpload", "NoSuchBucket"})
+_UNSUPPORTED_CODES = frozenset({"NotImplemented", "MethodNotAllowed"})
+
 
 class Trouble(Enum):
     """Kinds of trouble; the names are those of the counters."""
@@ -73,6 +76,21 @@ def trouble_of(error: BaseException) -> ObjectError:
     if _BEYOND in text:
         return ObjectError(Trouble.SHORT)
     return ObjectError(_by_name(name, code) or _by_answer(status, code, kind, name), detail)
+
+
+def trouble_of_answer(status: int, code: str) -> ObjectError:
+    """What an answer of a store means.
+
+    Args:
+        status: Of HTTP; 0: unknown.
+        code: The store's own; letters and digits only.
+    """
+    detail = " ".join(part for part in (f"HTTP {status}" if status else "", code) if part)
+    if code in _ABSENT_CODES or status == 404:
+        return ObjectError(Trouble.NO_BUCKET if code == "NoSuchBucket" else Trouble.MISSING, detail)
+    if code in _UNSUPPORTED_CODES or status in (405, 501):
+        return ObjectError(Trouble.UNSUPPORTED, detail)
+    return ObjectError(_by_name("", code) or _by_answer(str(status), code, "", ""), detail)
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:

@@ -44,13 +44,19 @@ class Upkeep:
         self._stopped.set()
         return self._thread
 
+    def look(self) -> None:
+        """Learn what others stored; if that is too much together, make it less: nobody may be storing any more. Raises ObjectError."""
+        self._follower.refresh()
+        if not self._around.config.read_only:
+            self._sweeper.meet_cap()
+
     def _run(self) -> None:
         config, clock = self._around.config, self._around.clock
         # The first one soon: what a bucket's own rules removed while no engine ran need not be found out load by load.
         due_s = clock.now_s() + min(_SOON_S, config.reconcile_interval_s) * self._rng.random()
         while True:
             try:
-                self._follower.refresh()
+                self.look()
                 if clock.now_s() >= due_s and not self._stopped.is_set():
                     due_s = clock.now_s() + config.reconcile_interval_s * (0.75 + 0.5 * self._rng.random())
                     self._reconcile()
