@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from fs_support import make_keys, make_rows, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,9 @@ from kvoffload.clock import ManualClock, MonotonicClock
 from kvoffload.tiers.base import Outcome, TierEntry, TierJob, Verb
 from kvoffload.tiers.counters import Counters
 from kvoffload.tiers.executor import ExecutorLimits, JobExecutor, Slice, SliceEnd, Ticket, Turnstile
+
+sys.path.append(str(Path(__file__).parent / "fs"))
+from fs_support import make_keys, make_rows, wait_until
 
 TICKET = Ticket(0, 0.0)
 
