@@ -11,8 +11,9 @@ The verbs take batches: this is the hot path of the scheduler. No I/O, no clock,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import filterfalse
+from typing import NamedTuple
 
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.retention import Retention, Shares
@@ -21,12 +22,14 @@ from kvoffload.policies.admission import Admission
 from kvoffload.policies.base import EvictionPolicy
 from kvoffload.types import LookupResult, SlotId
 
+Writes = Mapping[OffloadKey, SlotId] | Iterable[tuple[OffloadKey, SlotId]]
+"""Chunks, each with the slot that `prepare_store` or `reserve` gave it; of one offer, so no key comes twice."""
 
-@dataclass(frozen=True, slots=True)
-class PreparedStore:
-    """What `prepare_store` decided about an offer."""
 
-    stored: tuple[tuple[OffloadKey, SlotId], ...]
+class PreparedStore(NamedTuple):
+    """What `prepare_store` decided about an offer. A tuple: a frozen dataclass takes three times as long to make."""
+
+    slots: dict[OffloadKey, SlotId]
     """To be written now, in the order of the offer."""
     evicted: tuple[OffloadKey, ...]
     """Made room; they are a miss from now on."""
@@ -34,6 +37,11 @@ class PreparedStore:
     """Offered, not there, and left out by admission."""
     rejected: int
     """Admitted, but no slot could be freed."""
+
+    @property
+    def stored(self) -> tuple[tuple[OffloadKey, SlotId], ...]:
+        """`slots` as pairs."""
+        return tuple(self.slots.items())
 
 
 class HostTier:
@@ -54,14 +62,14 @@ class HostTier:
         self._policy = self._retention.policy
         self._admission = admission
         # Low slots first: neighbours in a prompt get neighbouring slots, which join into one copy.
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._ready: dict[OffloadKey, int] = {}
-        self._writing: dict[OffloadKey, int] = {}
-        self._pins: dict[int, int] = {}
+        self._free = [SlotId(slot) for slot in range(num_slots - 1, -1, -1)]
+        self._ready: dict[OffloadKey, SlotId] = {}
+        self._writing: dict[OffloadKey, SlotId] = {}
+        self._pins: dict[SlotId, int] = {}
         # Those of the pins that are loads to the device: others may want to share them.
-        self._loading: dict[int, int] = {}
+        self._loading: dict[SlotId, int] = {}
         # Pinned slots whose key is gone: they become free at their last unpin.
-        self._orphans: set[int] = set()
+        self._orphans: set[SlotId] = set()
 
     # -- queries -------------------------------------------------------------------------------------------------
 
@@ -98,8 +106,8 @@ class HostTier:
 
     def any_loading(self, keys: Iterable[OffloadKey]) -> bool:
         """Whether a running load reads one of these chunks. Does not mutate."""
-        ready, loading = self._ready, self._loading
-        return bool(loading) and any(ready.get(key) in loading for key in keys)
+        loading = self._loading
+        return bool(loading) and not loading.keys().isdisjoint(map(self._ready.get, keys))
 
     @property
     def ready_count(self) -> int:
@@ -125,24 +133,24 @@ class HostTier:
             The slot of each key, None for a key that is not ready (and not pinned). Each slot that is returned
             must be given to `release` once.
         """
-        ready, pins = self._ready, self._pins
-        slots = [ready.get(key) for key in keys]
+        pins = self._pins
+        slots = list(map(self._ready.get, keys))
         for slot in slots:
             if slot is not None:
                 pins[slot] = pins.get(slot, 0) + 1
-        return slots  # type: ignore[return-value]
+        return slots
 
     def release(self, slots: Iterable[SlotId]) -> None:
         """Unpin slots that `hold` pinned, once each."""
-        pins = self._pins
+        pins, orphans = self._pins, self._orphans
         for slot in slots:
             left = pins[slot] - 1
             if left:
                 pins[slot] = left
                 continue
             del pins[slot]
-            if slot in self._orphans:
-                self._orphans.remove(slot)
+            if slot in orphans:
+                orphans.remove(slot)
                 self._free.append(slot)
 
     def prepare_load(self, keys: Sequence[OffloadKey]) -> list[SlotId | None]:
@@ -174,15 +182,13 @@ class HostTier:
 
         In this order because a chunk is worth nothing without those before it: the deepest must go first.
         """
-        ready = self._ready
         self._policy.chain(keys)
-        self._policy.touch([key for key in reversed(keys) if key in ready])
+        self._policy.touch(self._backwards(keys))
 
     def renew(self, keys: Sequence[OffloadKey]) -> None:
         """As `touch`, but the use is counted elsewhere: a request counts once, when its chunks are offered."""
-        ready = self._ready
         self._policy.chain(keys)
-        self._policy.renew([key for key in reversed(keys) if key in ready])
+        self._policy.renew(self._backwards(keys))
 
     # -- stores --------------------------------------------------------------------------------------------------
 
@@ -200,23 +206,19 @@ class HostTier:
                 to store its end would leave nothing that can be used).
 
         Returns:
-            The decision; every key in `stored` must be committed or aborted once.
+            The decision; every key in `slots` must be committed or aborted once.
         """
         new = self._missing(keys)
-        if len(new) < len(keys):
-            self.touch(keys)
-        else:
-            self._policy.chain(keys)
+        self._policy.chain(keys)
+        if known := len(keys) - len(new):
+            # Mostly the new ones are the end of the prompt, and the others need not be looked for.
+            is_prefix = not new or new[0] == keys[known]
+            self._policy.touch(self._backwards(keys[:known] if is_prefix else keys))
         admitted = self._admission.admit(new)
         self._policy.expect(admitted)
         evicted = self._make_room(len(admitted), protected)
-        pairs = self._take_slots(admitted)
-        return PreparedStore(
-            stored=pairs,
-            evicted=tuple(evicted),
-            filtered=len(new) - len(admitted),
-            rejected=len(admitted) - len(pairs),
-        )
+        slots = self._take_slots(admitted)
+        return PreparedStore(slots, tuple(evicted), len(new) - len(admitted), len(admitted) - len(slots))
 
     def reserve(self, keys: Sequence[OffloadKey], protected: Collection[OffloadKey] = ()) -> PreparedStore:
         """Slots for chunks that come from another tier: as `prepare_store`, but nothing is left out by admission."""
@@ -224,34 +226,26 @@ class HostTier:
         self._policy.chain(keys)
         self._policy.expect(new)
         evicted = self._make_room(len(new), protected)
-        pairs = self._take_slots(new)
-        return PreparedStore(stored=pairs, evicted=tuple(evicted), filtered=0, rejected=len(new) - len(pairs))
+        slots = self._take_slots(new)
+        return PreparedStore(slots, tuple(evicted), 0, len(new) - len(slots))
 
-    def commit_store(self, pairs: Iterable[tuple[OffloadKey, SlotId]]) -> list[OffloadKey]:
+    def commit_store(self, writes: Writes) -> list[OffloadKey]:
         """Publish chunks whose copies all succeeded; those that a reset or drop overtook give their slot back.
 
         Returns:
             The keys that were published.
         """
-        writing = self._writing
-        pairs = list(pairs)
-        own = [pair for pair in pairs if writing.get(pair[0]) == pair[1]]
-        if len(own) < len(pairs):
-            self._free.extend([slot for key, slot in pairs if writing.get(key) != slot])
-        published = [key for key, _ in own]
-        for key in published:
-            del writing[key]
+        own = self._end_writes(writes)
         self._ready.update(own)
+        published = list(own)
         self._policy.insert(reversed(published))
         return published
 
-    def abort_store(self, pairs: Iterable[tuple[OffloadKey, SlotId]]) -> None:
+    def abort_store(self, writes: Writes) -> None:
         """Give back the slots of chunks that were not written."""
-        for key, slot in pairs:
-            if self._writing.get(key) == slot:
-                del self._writing[key]
-                self._retention.forget([key])
-            self._free.append(slot)
+        own = self._end_writes(writes)
+        self._retention.forget(own)
+        self._free.extend(own.values())
 
     # -- how long chunks stay ------------------------------------------------------------------------------------
 
@@ -347,19 +341,35 @@ class HostTier:
         self._retention.check({*self._ready, *self._writing})
 
     def _missing(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
-        ready, writing = self._ready, self._writing
-        new = [key for key in keys if key not in ready]
-        return [key for key in new if key not in writing] if writing else new
+        new = list(filterfalse(self._ready.__contains__, keys))
+        return list(filterfalse(self._writing.__contains__, new)) if self._writing else new
 
-    def _take_slots(self, keys: Sequence[OffloadKey]) -> tuple[tuple[OffloadKey, SlotId], ...]:
+    def _backwards(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
+        """Those that are ready, the last one first."""
+        return list(filter(self._ready.__contains__, reversed(keys)))
+
+    def _end_writes(self, writes: Writes) -> dict[OffloadKey, SlotId]:
+        """Those that were still being written as was prepared; the slots of the others are free now."""
+        writing, slots = self._writing, writes if isinstance(writes, dict) else dict(writes)
+        if writing == slots:
+            # All writes that there are: often, and by far the fastest.
+            self._writing = {}
+            return slots
+        own = {key: slot for key, slot in slots.items() if writing.get(key) == slot}
+        if len(own) < len(slots):
+            self._free.extend([slot for key, slot in slots.items() if key not in own])
+        for key in own:
+            del writing[key]
+        return own
+
+    def _take_slots(self, keys: Sequence[OffloadKey]) -> dict[OffloadKey, SlotId]:
         taken = min(len(keys), len(self._free))
         if not taken:
-            return ()
-        slots = self._free[: -taken - 1 : -1]
+            return {}
+        slots = dict(zip(keys, self._free[: -taken - 1 : -1], strict=False))
         del self._free[-taken:]
-        pairs = tuple(zip(keys[:taken], slots, strict=True))
-        self._writing.update(pairs)
-        return pairs  # type: ignore[return-value]
+        self._writing.update(slots)
+        return slots
 
     def _make_room(self, needed: int, protected: Collection[OffloadKey]) -> Sequence[OffloadKey]:
         missing = needed - len(self._free)
@@ -373,7 +383,7 @@ class HostTier:
         self._retention.forget_evicted(victims)
         return victims
 
-    def _release(self, slots: Iterable[int]) -> None:
+    def _release(self, slots: Iterable[SlotId]) -> None:
         for slot in slots:
             if slot in self._pins:
                 self._orphans.add(slot)

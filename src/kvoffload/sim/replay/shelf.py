@@ -88,17 +88,18 @@ class Shelf:
         """Slots for chunks that come from a tier below."""
         return self._counted(self.tier.reserve(keys, own))
 
-    def publish(self, prepared: PreparedStore) -> None:
+    def publish(self, prepared: PreparedStore, _now_s: float = 0.0) -> None:
         """They are there."""
-        self.tier.commit_store(prepared.stored)
+        self.tier.commit_store(prepared.slots)
 
     def _counted(self, prepared: PreparedStore) -> PreparedStore:
         counts = self.counts
-        counts.written_bytes += len(prepared.stored) * self._chunk_bytes
+        counts.written_bytes += len(prepared.slots) * self._chunk_bytes
         counts.not_stored += prepared.filtered + prepared.rejected
-        if prepared.evicted:
-            counts.evicted += len(prepared.evicted)
-            before = len(self._read)
-            self._read.difference_update(prepared.evicted)
-            counts.evicted_unread += len(prepared.evicted) - (before - len(self._read))
+        evicted, read = prepared.evicted, self._read
+        if evicted:
+            before = len(read)
+            read.difference_update(evicted)
+            counts.evicted += len(evicted)
+            counts.evicted_unread += len(evicted) - (before - len(read))
         return prepared
