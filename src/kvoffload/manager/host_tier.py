@@ -164,7 +164,8 @@ class HostTier:
         for slot in slots:
             if slot is not None:
                 loading[slot] = loading.get(slot, 0) + 1
-        self.renew(keys)
+        self._policy.chain(keys)
+        self._policy.renew(self._backwards(keys) if None in slots else reversed(keys))
         return slots
 
     def complete_load(self, slots: Sequence[SlotId]) -> None:

@@ -50,6 +50,7 @@ class Replay:
         chunk_bytes = block_tokens * options.bytes_per_token
         thresholds = (options.store_threshold, *[0] * len(options.tiers))
         self._options = options
+        self._rate = options.prefill_tokens_per_s
         self._block_tokens = block_tokens
         self._size_limit = SizeLimit(options.store_min_prompt_tokens, options.store_max_tokens)
         self._shelves = [
@@ -90,22 +91,23 @@ class Replay:
         outcome.last_arrival_s = now_s
         outcome.input_tokens += request.input_tokens
         outcome.accesses += len(keys)
-        rate = self._options.prefill_tokens_per_s
-        prefill_s = request.input_tokens / rate
-        self._free_without_s = max(now_s, self._free_without_s) + prefill_s
-        outcome.ttft_without_s.append(self._free_without_s - now_s)
+        prefill_s = request.input_tokens / self._rate
+        free_s = self._free_without_s
+        self._free_without_s = free_s = max(free_s, now_s) + prefill_s
+        outcome.ttft_without_s.append(free_s - now_s)
         outcome.ttft_s.append(0.0)
         loaded = self._load(keys, now_s)
         if loaded is None:
             self._prefill(number, request, prefill_s, now_s)
             return
-        missing_s = (request.input_tokens - self._count_hits(request, loaded)) / rate
+        missing_s = (request.input_tokens - self._count_hits(request, loaded)) / self._rate
         self._at(loaded.end_s, self._loaded, number, request, loaded, missing_s)
 
     def _count_hits(self, request: TraceRequest, loaded: _Load) -> int:
         left = request.input_tokens
         for shelf, chunks in zip(self._shelves, loaded.chunks, strict=True):
-            tokens = min(left, chunks * self._block_tokens)
+            tokens = chunks * self._block_tokens
+            tokens = min(tokens, left)
             shelf.counts.hit_tokens += tokens
             left -= tokens
         hit_tokens = request.input_tokens - left
@@ -117,7 +119,7 @@ class Replay:
 
         None: they have nothing.
         """
-        load = _Load(now_s)
+        load = _Load(now_s, [], [])
         start = 0
         for shelf in self._shelves:
             run, _ = shelf.tier.lookup_prefix(keys[start:])
@@ -125,7 +127,8 @@ class Replay:
             if run:
                 run_keys = keys[start : start + run]
                 load.held.append((shelf, shelf.tier.prepare_load(run_keys)))
-                load.end_s = max(load.end_s, shelf.read(run_keys, now_s))
+                end_s = shelf.read(run_keys, now_s)
+                load.end_s = max(load.end_s, end_s)
                 start += run
         if not start:
             return None
@@ -143,9 +146,10 @@ class Replay:
         self._prefill(number, request, missing_s, now_s)
 
     def _prefill(self, number: int, request: TraceRequest, missing_s: float, now_s: float) -> None:
-        self._prefill_free_s = max(now_s, self._prefill_free_s) + missing_s
-        self.outcome.ttft_s[number] = self._prefill_free_s - request.arrival_s
-        self._at(self._prefill_free_s, self._store, request)
+        free_s = self._prefill_free_s
+        self._prefill_free_s = free_s = max(free_s, now_s) + missing_s
+        self.outcome.ttft_s[number] = free_s - request.arrival_s
+        self._at(free_s, self._store, request)
 
     def _store(self, request: TraceRequest, now_s: float) -> None:
         """The host has it at once (copies run beside the next prefill), the tiers below when it is written."""
@@ -172,7 +176,7 @@ class _Load:
     """A load that has begun."""
 
     end_s: float
-    chunks: list[int] = field(default_factory=list)
+    chunks: list[int]
     """Of each tier."""
-    held: list[tuple[Shelf, list[SlotId | None]]] = field(default_factory=list)
+    held: list[tuple[Shelf, list[SlotId | None]]]
     promoted: PreparedStore | None = None

@@ -82,17 +82,21 @@ class Shelf:
 
     def take(self, keys: Sequence[OffloadKey], own: Collection[OffloadKey]) -> PreparedStore:
         """Slots for chunks that were computed."""
-        return self._counted(self.tier.prepare_store(keys, own))
+        prepared = self.tier.prepare_store(keys, own)
+        self._count(prepared)
+        return prepared
 
     def promote(self, keys: Sequence[OffloadKey], own: Collection[OffloadKey]) -> PreparedStore:
         """Slots for chunks that come from a tier below."""
-        return self._counted(self.tier.reserve(keys, own))
+        prepared = self.tier.reserve(keys, own)
+        self._count(prepared)
+        return prepared
 
     def publish(self, prepared: PreparedStore, _now_s: float = 0.0) -> None:
         """They are there."""
         self.tier.commit_store(prepared.slots)
 
-    def _counted(self, prepared: PreparedStore) -> PreparedStore:
+    def _count(self, prepared: PreparedStore) -> None:
         counts = self.counts
         counts.written_bytes += len(prepared.slots) * self._chunk_bytes
         counts.not_stored += prepared.filtered + prepared.rejected
@@ -102,4 +106,3 @@ class Shelf:
             read.difference_update(evicted)
             counts.evicted += len(evicted)
             counts.evicted_unread += len(evicted) - (before - len(read))
-        return prepared
