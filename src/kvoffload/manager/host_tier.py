@@ -11,37 +11,16 @@ The verbs take batches: this is the hot path of the scheduler. No I/O, no clock,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import filterfalse
-from typing import NamedTuple
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.manager.retention import Retention, Shares
+from kvoffload.manager.prepared import PreparedStore, Writes
+from kvoffload.manager.retention import MAX_EXPIRED, Retention, Shares
 from kvoffload.manager.wishes import Stay
 from kvoffload.policies.admission import Admission
 from kvoffload.policies.base import EvictionPolicy
 from kvoffload.types import LookupResult, SlotId
-
-Writes = Mapping[OffloadKey, SlotId] | Iterable[tuple[OffloadKey, SlotId]]
-"""Chunks, each with the slot that `prepare_store` or `reserve` gave it; of one offer, so no key comes twice."""
-
-
-class PreparedStore(NamedTuple):
-    """What `prepare_store` decided about an offer. A tuple: a frozen dataclass takes three times as long to make."""
-
-    slots: dict[OffloadKey, SlotId]
-    """To be written now, in the order of the offer."""
-    evicted: tuple[OffloadKey, ...]
-    """Made room; they are a miss from now on."""
-    filtered: int
-    """Offered, not there, and left out by admission."""
-    rejected: int
-    """Admitted, but no slot could be freed."""
-
-    @property
-    def stored(self) -> tuple[tuple[OffloadKey, SlotId], ...]:
-        """`slots` as pairs."""
-        return tuple(self.slots.items())
 
 
 class HostTier:
@@ -70,32 +49,38 @@ class HostTier:
         self._loading: dict[SlotId, int] = {}
         # Pinned slots whose key is gone: they become free at their last unpin.
         self._orphans: set[SlotId] = set()
+        # None, or a time: chunks are left whose life was over then. And how many have gone since this was told.
+        self._behind_s: float | None = None
+        self._expired = 0
 
     # -- queries -------------------------------------------------------------------------------------------------
 
     def lookup(self, key: OffloadKey) -> LookupResult:
         """HIT, HIT_PENDING (being written) or MISS. Does not mutate."""
+        self._catch_up([key])
         if key in self._ready:
             return LookupResult.HIT
         return LookupResult.HIT_PENDING if key in self._writing else LookupResult.MISS
 
     def lookup_all(self, keys: Sequence[OffloadKey]) -> list[LookupResult]:
         """`lookup` of each key, in one call. Does not mutate."""
+        self._catch_up(keys)
         ready, writing = self._ready, self._writing
         hit, pending, miss = LookupResult.HIT, LookupResult.HIT_PENDING, LookupResult.MISS
         return [hit if key in ready else pending if key in writing else miss for key in keys]
 
-    def has_none_of(self, keys: Iterable[OffloadKey]) -> bool:
+    def has_none_of(self, keys: Collection[OffloadKey]) -> bool:
         """Whether all of these are a MISS, in one call. Does not mutate."""
-        keys = list(keys)
+        self._catch_up(keys)
         return self._ready.keys().isdisjoint(keys) and self._writing.keys().isdisjoint(keys)
 
-    def lookup_prefix(self, keys: Iterable[OffloadKey]) -> tuple[int, bool]:
+    def lookup_prefix(self, keys: Sequence[OffloadKey]) -> tuple[int, bool]:
         """How far a prefix reaches, in one call.
 
         Returns:
             Number of leading keys that are ready, and whether the next one is being written. Does not mutate.
         """
+        self._catch_up(keys)
         ready = self._ready
         hits = 0
         for key in keys:
@@ -133,6 +118,7 @@ class HostTier:
             The slot of each key, None for a key that is not ready (and not pinned). Each slot that is returned
             must be given to `release` once.
         """
+        self._catch_up(keys)
         pins = self._pins
         slots = list(map(self._ready.get, keys))
         for slot in slots:
@@ -244,8 +230,7 @@ class HostTier:
 
     def abort_store(self, writes: Writes) -> None:
         """Give back the slots of chunks that were not written."""
-        own = self._end_writes(writes)
-        self._retention.forget(own)
+        self._retention.forget(own := self._end_writes(writes))
         self._free.extend(own.values())
 
     # -- how long chunks stay ------------------------------------------------------------------------------------
@@ -271,19 +256,34 @@ class HostTier:
         return self._retention.apply(offered, new, stay, now_s)
 
     def pass_time(self, now_s: float) -> int:
-        """What was kept until now may be evicted again; what was to live until now is forgotten, being written or not.
+        """What was kept until now may be evicted again; what was to live until now is gone, being written or not.
+
+        Only `MAX_EXPIRED` at once: others go when somebody names them or needs room, or later. Nobody sees a difference.
 
         Returns:
-            How many chunks are forgotten.
+            How many chunks were forgotten since the last call.
         """
         for key, rank in self._retention.unkeep(now_s):
             self._policy.assign(key, rank, is_known=key in self._ready)
-        overdue = self._retention.overdue(now_s)
-        for key in overdue:
-            if key in self._writing:
-                self.forget_write(key, SlotId(self._writing[key]))
-        self.drop(overdue)
-        return len(overdue)
+        self._expire(now_s, MAX_EXPIRED)
+        expired, self._expired = self._expired, 0
+        return expired
+
+    def _expire(self, now_s: float, most: int) -> None:
+        overdue = self._retention.overdue(now_s, most)
+        self._behind_s = now_s if len(overdue) == most else None
+        self._forget_overdue(overdue)
+
+    def _catch_up(self, keys: Iterable[OffloadKey]) -> None:
+        """These are about to be used: what should not be there any more goes now."""
+        if self._behind_s is not None:
+            self._forget_overdue(self._retention.overdue_of(keys, self._behind_s))
+
+    def _forget_overdue(self, keys: Sequence[OffloadKey]) -> None:
+        self._expired += len(keys)
+        for key in self._writing.keys() & keys:
+            self.forget_write(key, self._writing[key])
+        self.drop(keys)
 
     # -- removal -------------------------------------------------------------------------------------------------
 
@@ -319,6 +319,7 @@ class HostTier:
         self._ready.clear()
         self._writing.clear()
         self._retention.clear()
+        self._behind_s = None
         self._admission.clear()
         self._release(slots)
         return dropped
@@ -341,7 +342,8 @@ class HostTier:
         assert len(self._policy) == len(self._ready), (len(self._policy), len(self._ready))
         self._retention.check({*self._ready, *self._writing})
 
-    def _missing(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
+    def _missing(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
+        self._catch_up(keys)
         new = list(filterfalse(self._ready.__contains__, keys))
         return list(filterfalse(self._writing.__contains__, new)) if self._writing else new
 
@@ -351,7 +353,9 @@ class HostTier:
 
     def _end_writes(self, writes: Writes) -> dict[OffloadKey, SlotId]:
         """Those that were still being written as was prepared; the slots of the others are free now."""
-        writing, slots = self._writing, writes if isinstance(writes, dict) else dict(writes)
+        slots = writes if isinstance(writes, dict) else dict(writes)
+        self._catch_up(slots)
+        writing = self._writing
         if writing == slots:
             # All writes that there are: often, and by far the fastest.
             self._writing = {}
@@ -373,7 +377,8 @@ class HostTier:
         return slots
 
     def _make_room(self, needed: int, protected: Collection[OffloadKey]) -> Sequence[OffloadKey]:
-        missing = needed - len(self._free)
+        while (missing := needed - len(self._free)) > 0 and self._behind_s is not None:
+            self._expire(self._behind_s, missing)
         if missing <= 0:
             return ()
         ready, pins = self._ready, self._pins

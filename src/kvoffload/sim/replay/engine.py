@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.manager.host_tier import PreparedStore
+from kvoffload.manager.prepared import PreparedStore
 from kvoffload.policies.admission import SizeLimit
 from kvoffload.sim.replay.options import ReplayOptions
 from kvoffload.sim.replay.shelf import Shelf

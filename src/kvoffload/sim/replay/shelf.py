@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.manager.host_tier import HostTier, PreparedStore
+from kvoffload.manager.host_tier import HostTier
+from kvoffload.manager.prepared import PreparedStore
 from kvoffload.policies.admission import TouchFilter
 from kvoffload.policies.factory import EVICTION_POLICIES
 from kvoffload.sim.replay.options import TierSpec
