@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.request import GroupGeometry, RequestState
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
-from kvoffload.policies.curve import SampledCurve, hash_sampler
+from kvoffload.policies.curve import SampledCurve, hash_places
 
 FACTORS = {"0.5": 0.5, "1": 1.0, "2": 2.0, "4": 4.0}
 """The sizes, as multiples of the one that the tier has; by the label of the metric."""
@@ -19,6 +20,8 @@ _WINDOW = 16
 _PUBLISH_EVERY = 16_384
 """Chunks asked for; the first times come sooner. A curve takes longer to be computed than many requests to be counted."""
 _PUBLISH_GROWTH = 8
+_AT_ONCE = 1024
+"""Chunks asked for that are looked at together: one look at many costs a fraction of many looks."""
 
 
 class SizeWatch:
@@ -37,14 +40,17 @@ class SizeWatch:
         self._recorder = recorder
         self._unpublished = 0
         self._asked = 0
+        self._prompts: list[Sequence[OffloadKey]] = []
+        self._waiting = 0
         self._curve: SampledCurve | None = None
         if not full or not tiers[full[0]].num_slots:
             return
         self._group = full[0]
         slots = tiers[self._group].num_slots
         capacities = [max(1, int(slots * factor)) for factor in FACTORS.values()]
-        sampler, rate = hash_sampler(min(1.0, _MAX_SAMPLED / capacities[-1]))
-        self._curve = SampledCurve(capacities, sampler, rate, window=_WINDOW * slots)
+        self._places_of, rate = hash_places(min(1.0, _MAX_SAMPLED / capacities[-1]))
+        # It is told of prompts together only, so it never samples itself.
+        self._curve = SampledCurve(capacities, list, rate, window=_WINDOW * slots)
 
     def use(self, state: RequestState, tokens: int) -> None:
         """A request is over of which the tier may have `tokens` from its start."""
@@ -52,11 +58,20 @@ class SizeWatch:
             return
         group = state.groups[self._group]
         keys = group.keys[: max(0, tokens) // group.geometry.tokens_per_chunk]
-        self._curve.use(keys)
-        self._asked += len(keys)
-        self._unpublished += len(keys)
-        if keys and self._unpublished >= min(_PUBLISH_EVERY, self._asked // _PUBLISH_GROWTH):
-            self._publish(self._curve)
+        if not keys:
+            return
+        self._prompts.append(keys)
+        self._waiting += len(keys)
+        if self._waiting >= min(_AT_ONCE, self._asked // _PUBLISH_GROWTH):
+            self._catch_up(self._curve)
+
+    def _catch_up(self, curve: SampledCurve) -> None:
+        curve.use_all(self._prompts, self._places_of)
+        self._asked += self._waiting
+        self._unpublished += self._waiting
+        self._prompts, self._waiting = [], 0
+        if self._unpublished >= min(_PUBLISH_EVERY, self._asked // _PUBLISH_GROWTH):
+            self._publish(curve)
 
     def _publish(self, curve: SampledCurve) -> None:
         self._unpublished = 0
@@ -67,4 +82,5 @@ class SizeWatch:
     def clear(self) -> None:
         """The tier was cleared."""
         if self._curve is not None:
+            self._catch_up(self._curve)
             self._curve.clear()

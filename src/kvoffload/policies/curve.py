@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from math import inf, sqrt
 
 import xxhash
@@ -24,6 +25,8 @@ _FEW = 8
 
 Sampler = Callable[[Sequence[OffloadKey]], list[OffloadKey]]
 """Those keys that are in the sample, in their order: for the same key always the same answer."""
+PlacesOf = Callable[[Sequence[OffloadKey]], Sequence[int]]
+"""The places of those keys, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +54,24 @@ def hash_sampler(rate: float) -> tuple[Sampler, float]:
     Returns:
         The sampler, and the rate that it really has.
     """
+    places_of, real = hash_places(rate)
+    return lambda keys: [keys[place] for place in places_of(keys)], real
+
+
+def hash_places(rate: float) -> tuple[PlacesOf, float]:
+    """As `hash_sampler`, but says where the sampled keys are."""
     if rate >= 1:
-        return list, 1.0
+        return lambda keys: range(len(keys)), 1.0
     first = max(1, min(256, round(rate * 256)))
     second = max(1, min(256, round(rate * 256 / first * 256)))
     real = first * second / 65_536
     if first > _FEW:
-        return lambda keys: [key for key in keys if key[0] < first and key[1] < second], real
-    return lambda keys: [key for key in _beginning_below(keys, first) if key[1] < second], real
+        return lambda keys: [i for i, key in enumerate(keys) if key[0] < first and key[1] < second], real
+    return lambda keys: [i for i in _beginning_below(keys, first) if keys[i][1] < second], real
 
 
-def _beginning_below(keys: Sequence[OffloadKey], first: int) -> list[OffloadKey]:
-    """Those whose first byte is below `first`, without looking at each from Python: few are, and this runs always."""
+def _beginning_below(keys: Sequence[OffloadKey], first: int) -> list[int]:
+    """Where the first byte is below `first`, without looking at each from Python: few are, and this runs always."""
     if not keys:
         return []
     column = b"".join(keys)[:: len(keys[0])]
@@ -72,7 +81,7 @@ def _beginning_below(keys: Sequence[OffloadKey], first: int) -> list[OffloadKey]
         while place >= 0:
             places.append(place)
             place = column.find(value, place + 1)
-    return [keys[place] for place in sorted(places)]
+    return sorted(places)
 
 
 class SampledCurve:
@@ -118,6 +127,27 @@ class SampledCurve:
         if sampled:
             self._ask(sampled, keys[-1], last_weight)
             self._push(reversed(sampled))
+        self._fade()
+
+    def use_all(self, prompts: Sequence[Sequence[OffloadKey]], places_of: PlacesOf) -> None:
+        """As `use` of one prompt after the other, but looks at the keys of all of them together: far cheaper.
+
+        Args:
+            prompts: The chunks of each, all of them full.
+            places_of: Samples as the sampler does.
+        """
+        keys = list(chain.from_iterable(prompts))
+        ends = list(accumulate(map(len, prompts)))
+        sampled: dict[int, list[OffloadKey]] = {}
+        for place in places_of(keys):
+            sampled.setdefault(bisect_right(ends, place), []).append(keys[place])
+        for number, found in sampled.items():
+            self._ask(found, prompts[number][-1], 1.0)
+            self._push(reversed(found))
+        self._asked += len(keys)
+        self._fade()
+
+    def _fade(self) -> None:
         if self._window is not None and self._asked > self._window:
             self._asked /= 2
             self._reached = [[count / 2 for count in parts] for parts in self._reached]
