@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.request import GroupGeometry, RequestState
 from kvoffload.metrics import catalog as m
@@ -20,8 +19,6 @@ _WINDOW = 16
 _PUBLISH_EVERY = 16_384
 """Chunks asked for; the first times come sooner. A curve takes longer to be computed than many requests to be counted."""
 _PUBLISH_GROWTH = 8
-_AT_ONCE = 1024
-"""Chunks asked for that are looked at together: one look at many costs a fraction of many looks."""
 
 
 class SizeWatch:
@@ -40,8 +37,6 @@ class SizeWatch:
         self._recorder = recorder
         self._unpublished = 0
         self._asked = 0
-        self._prompts: list[Sequence[OffloadKey]] = []
-        self._waiting = 0
         self._curve: SampledCurve | None = None
         if not full or not tiers[full[0]].num_slots:
             return
@@ -49,7 +44,7 @@ class SizeWatch:
         slots = tiers[self._group].num_slots
         capacities = [max(1, int(slots * factor)) for factor in FACTORS.values()]
         self._places_of, rate = hash_places(min(1.0, _MAX_SAMPLED / capacities[-1]))
-        # It is told of prompts together only, so it never samples itself.
+        # It is told what is in the sample, and never asks.
         self._curve = SampledCurve(capacities, list, rate, window=_WINDOW * slots)
 
     def use(self, state: RequestState, tokens: int) -> None:
@@ -57,21 +52,14 @@ class SizeWatch:
         if self._curve is None:
             return
         group = state.groups[self._group]
-        keys = group.keys[: max(0, tokens) // group.geometry.tokens_per_chunk]
-        if not keys:
-            return
-        self._prompts.append(keys)
-        self._waiting += len(keys)
-        if self._waiting >= min(_AT_ONCE, self._asked // _PUBLISH_GROWTH):
-            self._catch_up(self._curve)
-
-    def _catch_up(self, curve: SampledCurve) -> None:
-        curve.use_all(self._prompts, self._places_of)
-        self._asked += self._waiting
-        self._unpublished += self._waiting
-        self._prompts, self._waiting = [], 0
-        if self._unpublished >= min(_PUBLISH_EVERY, self._asked // _PUBLISH_GROWTH):
-            self._publish(curve)
+        # The keys themselves are mostly not looked at: they have left the processor's cache, and that is all the cost.
+        firsts = bytes(group.key_starts[: max(0, tokens) // group.geometry.tokens_per_chunk])
+        count, keys = len(firsts), group.keys
+        self._curve.use_sampled(count, [keys[place] for place in self._places_of(keys, firsts)])
+        self._asked += count
+        self._unpublished += count
+        if count and self._unpublished >= min(_PUBLISH_EVERY, self._asked // _PUBLISH_GROWTH):
+            self._publish(self._curve)
 
     def _publish(self, curve: SampledCurve) -> None:
         self._unpublished = 0
@@ -82,5 +70,4 @@ class SizeWatch:
     def clear(self) -> None:
         """The tier was cleared."""
         if self._curve is not None:
-            self._catch_up(self._curve)
             self._curve.clear()
