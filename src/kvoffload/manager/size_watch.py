@@ -16,7 +16,7 @@ _MAX_SAMPLED = 1024
 """Keys that are remembered: about 150 KB. It bounds the time, too: what is not sampled costs next to nothing."""
 _WINDOW = 16
 """What was asked before the last so many fillings of the tier counts half, a quarter, …"""
-_PUBLISH_EVERY = 16_384
+_PUBLISH_EVERY = 32_768
 """Chunks asked for; the first times come sooner. A curve takes longer to be computed than many requests to be counted."""
 _PUBLISH_GROWTH = 8
 
@@ -53,7 +53,7 @@ class SizeWatch:
             return
         group = state.groups[self._group]
         # The keys themselves are mostly not looked at: they have left the processor's cache, and that is all the cost.
-        firsts = bytes(group.key_starts[: max(0, tokens) // group.geometry.tokens_per_chunk])
+        firsts = group.key_starts[: max(0, tokens) // group.geometry.tokens_per_chunk]
         count, keys = len(firsts), group.keys
         self._curve.use_sampled(count, [keys[place] for place in self._places_of(keys, firsts)])
         self._asked += count

@@ -24,7 +24,7 @@ _FEW = 8
 
 Sampler = Callable[[Sequence[OffloadKey]], list[OffloadKey]]
 """Those keys that are in the sample, in their order: for the same key always the same answer."""
-PlacesOf = Callable[[Sequence[OffloadKey], bytes], Sequence[int]]
+PlacesOf = Callable[[Sequence[OffloadKey], bytes | bytearray], Sequence[int]]
 """The places of those keys, ascending; the second argument is their `first_bytes`, and ends where the prompt does."""
 
 
@@ -77,7 +77,7 @@ def hash_places(rate: float) -> tuple[PlacesOf, float]:
     return lambda keys, firsts: [i for i in _below(firsts, first) if keys[i][1] < second], real
 
 
-def _below(column: bytes, first: int) -> list[int]:
+def _below(column: bytes | bytearray, first: int) -> list[int]:
     """Where a byte is below `first`, without looking at each from Python: few are, and this runs always."""
     places = []
     for value in range(first):
