@@ -1,6 +1,7 @@
 """Names to classes, loaded when asked for; the one way in which specs and policies are found.
 
-Adding an implementation of your own needs no change here: give the module path beside the name.
+Adding an implementation of your own needs no change here: give `package.module:Class` as its name, or the module path beside
+the name of the class.
 """
 
 from __future__ import annotations
@@ -47,16 +48,20 @@ class Registry(Generic[T]):
     def resolve(self, name: str, module_path: str | None = None) -> type[T]:
         """Return the class called `name`, from `module_path` if given, else from the registry.
 
+        Without a module path `name` may also be "package.module:Class".
+
         Raises:
-            ConfigError: unknown name, module that cannot be imported, or a class of another kind.
+            ConfigError: unknown name, module that cannot be imported, or a class of another kind or with methods missing.
         """
         if module_path is not None:
             path = f"{module_path}:{name}"
         elif name in self._paths:
             path = self._paths[name]
+        elif ":" in name:
+            path = name
         else:
             raise ConfigError(
-                f"unknown {self._kind} {name!r}; valid: {', '.join(self.names())}, or one of your own by module path"
+                f"unknown {self._kind} {name!r}; valid: {', '.join(self.names())}, or one of your own as package.module:Class"
             )
         return self._load(path)
 
@@ -68,4 +73,6 @@ class Registry(Generic[T]):
             raise ConfigError(f"{self._kind} {path!r} cannot be loaded: {error}") from error
         if not (isinstance(found, type) and issubclass(found, self._base)):
             raise ConfigError(f"{self._kind} {path!r} is not a subclass of {self._base.__qualname__}")
+        if missing := getattr(found, "__abstractmethods__", None):
+            raise ConfigError(f"{self._kind} {path!r} lacks {', '.join(sorted(missing))}")
         return found

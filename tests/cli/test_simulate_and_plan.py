@@ -26,6 +26,21 @@ def run(*arguments: str):
     return CliRunner().invoke(app, list(arguments))
 
 
+def test_a_policy_of_ones_own_is_taken_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from kvoffload.policies.lru import LRUPolicy\nclass Mine(LRUPolicy):\n    pass\n"
+    (tmp_path / "policies_of_a_user.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ("--tiers", "host=16GiB", "--json", "--policy")
+    result = run("simulate", SAMPLE, *options, "lru,policies_of_a_user:Mine")
+    assert result.exit_code == 0, result.output
+    lru, mine = json.loads(result.stdout)["runs"]
+    assert mine.pop("policy") == "policies_of_a_user:Mine"
+    assert lru.pop("policy") == "lru"
+    assert mine == lru
+    unknown = run("simulate", SAMPLE, *options, "best")
+    assert "package.module:Class" in unknown.output
+
+
 def test_a_run_for_every_policy_and_size_and_json_is_one_object() -> None:
     options = ("--tiers", "host=16GiB,fs=64GiB", "--policy", "lru,arc", "--sweep", "fs=32GiB,64GiB")
     result = run("simulate", SAMPLE, *options, "--json", "--curve")

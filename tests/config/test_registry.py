@@ -60,6 +60,18 @@ def test_a_part_from_outside_is_found_by_module_path(registry: Registry[Eviction
     assert issubclass(found, LRUPolicy)
 
 
+def test_a_part_from_outside_is_found_by_one_text(registry: Registry[EvictionPolicy]) -> None:
+    assert registry.resolve("outside_policies:MyPolicy") is registry.resolve("MyPolicy", "outside_policies")
+    for name in ("outside_policies:", ":MyPolicy", "outside_policies:My:Policy", "nowhere:MyPolicy"):
+        with pytest.raises(ConfigError, match="cannot be loaded"):
+            registry.resolve(name)
+
+
+def test_a_class_that_lacks_methods_is_refused_with_their_names(registry: Registry[EvictionPolicy]) -> None:
+    with pytest.raises(ConfigError, match="lacks __len__, clear, evict"):
+        registry.resolve("kvoffload.policies.base:EvictionPolicy")
+
+
 def test_a_module_path_wins_over_a_built_in_name(registry: Registry[EvictionPolicy]) -> None:
     with pytest.raises(ConfigError, match="cannot be loaded"):
         registry.resolve("lru", "outside_policies")

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvoffload.clock import ManualClock
 from kvoffload.connectors.vllm.identity import AdapterIdentities, content_digest, is_certain, model_revision
@@ -100,3 +102,37 @@ def test_an_adapter_that_cannot_be_seen_has_no_identity(tmp_path: Path) -> None:
     assert _salt(adapters, clock, 1, tmp_path / "nowhere") is None
     (tmp_path / "empty").mkdir()
     assert _salt(adapters, clock, 2, tmp_path / "empty") is None
+
+
+def test_adapters_are_forgotten_beyond_a_bound_and_a_forgotten_one_never_has_an_identity_again(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    adapters = AdapterIdentities(clock, max_adapters=2)
+    adapter = _make(tmp_path / "adapter", MEGABYTE)
+    salt = _salt(adapters, clock, 1, adapter)
+    assert salt
+    assert _salt(adapters, clock, 2, adapter) == salt
+    assert _salt(adapters, clock, 1, adapter) == salt, "the one that was not asked for the longest goes first"
+    assert _salt(adapters, clock, 3, adapter) == salt
+    assert len(adapters._known) == 2
+    # The engine has the old weights under this id, and nobody knows any more that they were others.
+    (adapter / "model.safetensors").write_bytes(os.urandom(MEGABYTE))
+    os.utime(adapter / "model.safetensors", (1, 1))
+    assert _salt(adapters, clock, 2, adapter) is None
+    assert _salt(adapters, clock, 2, tmp_path / "adapter" / ".") is None, "under no path either"
+    assert _salt(adapters, clock, 4, adapter) not in (None, salt), "a new id is new"
+    assert _salt(adapters, clock, 1, adapter) is None
+    assert len(adapters._known) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), max_size=40))
+def test_no_id_is_made_known_twice(ids: list[int]) -> None:
+    adapters = AdapterIdentities(ManualClock(), max_adapters=3)
+    first: dict[int, object] = {}
+    for adapter_id in ids:
+        entry = adapters._entry(adapter_id, "path")
+        assert len(adapters._known) <= 3
+        assert entry is None or first.setdefault(adapter_id, entry) is entry
+    adapters.close()

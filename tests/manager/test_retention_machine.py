@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -18,8 +18,9 @@ from hypothesis.stateful import (
 )
 
 from kvoffload.keys.offload_key import OffloadKey
+from kvoffload.manager import host_tier
 from kvoffload.manager.host_tier import HostTier
-from kvoffload.manager.retention import Shares
+from kvoffload.manager.retention import MAX_EXPIRED, Shares
 from kvoffload.manager.wishes import Priority, Stay
 from kvoffload.policies.admission import TouchFilter
 from kvoffload.policies.factory import EVICTION_POLICIES
@@ -169,3 +170,79 @@ def test_no_life_breaks_the_terms_of_a_chunk(policy: str) -> None:
     run_state_machine_as_test(
         machine, settings=settings(max_examples=12, stateful_step_count=30, deadline=None)
     )
+
+
+@st.composite
+def events(draw: st.DrawFn) -> list[tuple[str, list[OffloadKey], float | None]]:
+    kinds = st.sampled_from(["store", "store", "reserve", "look", "load", "commit", "wait", "wait", "clear"])
+    one = st.tuples(kinds, some_keys, st.sampled_from([None, 1.0, 1.0, 2.0]))
+    return draw(st.lists(one, max_size=40))
+
+
+class Driven:
+    """A tier, what it is writing, and what it has answered."""
+
+    def __init__(self) -> None:
+        self.tier = HostTier(NUM_SLOTS, EVICTION_POLICIES.resolve("lru")(NUM_SLOTS), TouchFilter(0, 1))
+        self.writes: list[dict[OffloadKey, SlotId]] = []
+        self.loads: list[list[SlotId]] = []
+
+    def answer(self, kind: str, keys: list[OffloadKey], ttl_s: float | None, now_s: float) -> object:
+        tier = self.tier
+        if kind in ("store", "reserve"):
+            prepared = (tier.prepare_store if kind == "store" else tier.reserve)(keys, keys)
+            tier.retain(keys, prepared.slots, Stay(ttl_s=ttl_s), now_s)
+            self.writes.append(prepared.slots)
+            return list(prepared.slots), prepared.evicted, prepared.rejected
+        if kind == "commit" and self.writes:
+            return tier.commit_store(self.writes.pop(0))
+        if kind == "load" and len(self.loads) < 2:
+            slots = tier.prepare_load(keys)
+            self.loads.append([slot for slot in slots if slot is not None])
+            return [slot is None for slot in slots]
+        if kind == "load":
+            tier.complete_load(self.loads.pop(0))
+        elif kind == "look":
+            return (
+                tier.lookup(keys[0]),
+                tier.lookup_prefix(keys),
+                tier.lookup_all(keys),
+                tier.has_none_of(keys),
+            )
+        elif kind == "clear":
+            tier.clear()
+        return None
+
+
+@settings(max_examples=150, deadline=None)
+@given(events())
+def test_that_few_chunks_expire_in_one_call_changes_no_answer(found: list) -> None:
+    """One tier forgets all at once, the other one chunk a call: whoever asks sees no difference, and all are counted."""
+    eager, slow = Driven(), Driven()
+    now_s, expired = 0.0, [0, 0]
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, keys, seconds in [*found, *[("wait", [], 9.0)] * 2 * NUM_SLOTS]:
+            if kind == "wait":
+                now_s += seconds or 0.5
+                for index, (side, most) in enumerate(((eager, 100), (slow, 1))):
+                    patch.setattr(host_tier, "MAX_EXPIRED", most)
+                    expired[index] += side.tier.pass_time(now_s)
+                continue
+            assert eager.answer(kind, keys, seconds, now_s) == slow.answer(kind, keys, seconds, now_s)
+    # A reset forgets those that were left, and they do not count as expired.
+    assert expired[1] <= expired[0] if "clear" in [kind for kind, *_ in found] else expired[1] == expired[0]
+    assert [eager.tier.lookup_all(ALL_KEYS)] == [slow.tier.lookup_all(ALL_KEYS)]
+    assert eager.tier.ready_count == slow.tier.ready_count
+    for side in (eager, slow):
+        held = [slot for slots in side.loads for slot in slots]
+        side.tier.check([slot for slots in side.writes for slot in slots.values()], held)
+
+
+def test_of_many_chunks_that_expire_at_one_moment_a_call_forgets_a_bounded_number() -> None:
+    count = 3 * MAX_EXPIRED
+    tier = HostTier(count, EVICTION_POLICIES.resolve("lru")(count), TouchFilter(0, 1))
+    keys = [key(number) for number in range(count)]
+    prepared = tier.prepare_store(keys)
+    tier.retain(keys, prepared.slots, Stay(ttl_s=1.0), 0.0)
+    tier.commit_store(prepared.slots)
+    assert [tier.pass_time(1.0) for _ in range(4)] == [MAX_EXPIRED, MAX_EXPIRED, MAX_EXPIRED, 0]

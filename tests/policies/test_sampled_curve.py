@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvoffload.keys.offload_key import OffloadKey, make_offload_key
-from kvoffload.policies.curve import SampledCurve, Sampler, digest_sampler, hash_sampler
+from kvoffload.policies.curve import (
+    SampledCurve,
+    Sampler,
+    digest_sampler,
+    first_bytes,
+    hash_places,
+    hash_sampler,
+)
 from kvoffload.testing.policy_tests import key
 
 CAPACITIES = (1, 2, 3, 5, 8)
@@ -127,3 +134,16 @@ def test_of_nothing_there_is_no_curve() -> None:
     curve = SampledCurve([4], list, 1.0)
     curve.use([])
     assert [estimate.hit_ratio for estimate in curve.estimates()] == [0.0]
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3, 0.02])
+def test_to_be_told_what_is_in_the_sample_is_the_same_as_to_look(rate: float) -> None:
+    (sampler, real), (places_of, same) = hash_sampler(rate), hash_places(rate)
+    assert real == same
+    looks, is_told = (SampledCurve((10, 40, 400), sampler, real, window=900) for _ in range(2))
+    for prompt in random_prompts(100):
+        keys = [make_offload_key(hashlib.sha256(name).digest(), 0) for name in prompt]
+        looks.use(keys)
+        is_told.use_sampled(len(keys), [keys[place] for place in places_of(keys, first_bytes(keys))])
+    assert is_told.estimates() == looks.estimates()
+    assert len(is_told) == len(looks)

@@ -22,7 +22,7 @@ def simulate(
     tiers: Annotated[
         str, typer.Option(metavar="NAME=SIZE[@READ/WRITE/LATENCY],…", help="The fastest first.")
     ] = "host=64GiB",
-    policy: Annotated[str, typer.Option(metavar="NAME,…", help="Eviction policies; a run for each.")] = "lru",
+    policy: Annotated[str, typer.Option(metavar="NAME,…", help="Or module:Class; a run for each.")] = "lru",
     sweep: Annotated[
         str | None, typer.Option(metavar="NAME=SIZE,SIZE,…", help="Other sizes of one tier; a run for each.")
     ] = None,

@@ -12,28 +12,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from itertools import filterfalse
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.manager.retention import Retention, Shares
+from kvoffload.manager.prepared import PreparedStore, Writes
+from kvoffload.manager.retention import MAX_EXPIRED, Retention, Shares
 from kvoffload.manager.wishes import Stay
 from kvoffload.policies.admission import Admission
 from kvoffload.policies.base import EvictionPolicy
 from kvoffload.types import LookupResult, SlotId
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedStore:
-    """What `prepare_store` decided about an offer."""
-
-    stored: tuple[tuple[OffloadKey, SlotId], ...]
-    """To be written now, in the order of the offer."""
-    evicted: tuple[OffloadKey, ...]
-    """Made room; they are a miss from now on."""
-    filtered: int
-    """Offered, not there, and left out by admission."""
-    rejected: int
-    """Admitted, but no slot could be freed."""
 
 
 class HostTier:
@@ -54,40 +41,46 @@ class HostTier:
         self._policy = self._retention.policy
         self._admission = admission
         # Low slots first: neighbours in a prompt get neighbouring slots, which join into one copy.
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._ready: dict[OffloadKey, int] = {}
-        self._writing: dict[OffloadKey, int] = {}
-        self._pins: dict[int, int] = {}
+        self._free = [SlotId(slot) for slot in range(num_slots - 1, -1, -1)]
+        self._ready: dict[OffloadKey, SlotId] = {}
+        self._writing: dict[OffloadKey, SlotId] = {}
+        self._pins: dict[SlotId, int] = {}
         # Those of the pins that are loads to the device: others may want to share them.
-        self._loading: dict[int, int] = {}
+        self._loading: dict[SlotId, int] = {}
         # Pinned slots whose key is gone: they become free at their last unpin.
-        self._orphans: set[int] = set()
+        self._orphans: set[SlotId] = set()
+        # None, or a time: chunks are left whose life was over then. And how many have gone since this was told.
+        self._behind_s: float | None = None
+        self._expired = 0
 
     # -- queries -------------------------------------------------------------------------------------------------
 
     def lookup(self, key: OffloadKey) -> LookupResult:
         """HIT, HIT_PENDING (being written) or MISS. Does not mutate."""
+        self._catch_up([key])
         if key in self._ready:
             return LookupResult.HIT
         return LookupResult.HIT_PENDING if key in self._writing else LookupResult.MISS
 
     def lookup_all(self, keys: Sequence[OffloadKey]) -> list[LookupResult]:
         """`lookup` of each key, in one call. Does not mutate."""
+        self._catch_up(keys)
         ready, writing = self._ready, self._writing
         hit, pending, miss = LookupResult.HIT, LookupResult.HIT_PENDING, LookupResult.MISS
         return [hit if key in ready else pending if key in writing else miss for key in keys]
 
-    def has_none_of(self, keys: Iterable[OffloadKey]) -> bool:
+    def has_none_of(self, keys: Collection[OffloadKey]) -> bool:
         """Whether all of these are a MISS, in one call. Does not mutate."""
-        keys = list(keys)
+        self._catch_up(keys)
         return self._ready.keys().isdisjoint(keys) and self._writing.keys().isdisjoint(keys)
 
-    def lookup_prefix(self, keys: Iterable[OffloadKey]) -> tuple[int, bool]:
+    def lookup_prefix(self, keys: Sequence[OffloadKey]) -> tuple[int, bool]:
         """How far a prefix reaches, in one call.
 
         Returns:
             Number of leading keys that are ready, and whether the next one is being written. Does not mutate.
         """
+        self._catch_up(keys)
         ready = self._ready
         hits = 0
         for key in keys:
@@ -98,8 +91,8 @@ class HostTier:
 
     def any_loading(self, keys: Iterable[OffloadKey]) -> bool:
         """Whether a running load reads one of these chunks. Does not mutate."""
-        ready, loading = self._ready, self._loading
-        return bool(loading) and any(ready.get(key) in loading for key in keys)
+        loading = self._loading
+        return bool(loading) and not loading.keys().isdisjoint(map(self._ready.get, keys))
 
     @property
     def ready_count(self) -> int:
@@ -125,24 +118,25 @@ class HostTier:
             The slot of each key, None for a key that is not ready (and not pinned). Each slot that is returned
             must be given to `release` once.
         """
-        ready, pins = self._ready, self._pins
-        slots = [ready.get(key) for key in keys]
+        self._catch_up(keys)
+        pins = self._pins
+        slots = list(map(self._ready.get, keys))
         for slot in slots:
             if slot is not None:
                 pins[slot] = pins.get(slot, 0) + 1
-        return slots  # type: ignore[return-value]
+        return slots
 
     def release(self, slots: Iterable[SlotId]) -> None:
         """Unpin slots that `hold` pinned, once each."""
-        pins = self._pins
+        pins, orphans = self._pins, self._orphans
         for slot in slots:
             left = pins[slot] - 1
             if left:
                 pins[slot] = left
                 continue
             del pins[slot]
-            if slot in self._orphans:
-                self._orphans.remove(slot)
+            if slot in orphans:
+                orphans.remove(slot)
                 self._free.append(slot)
 
     def prepare_load(self, keys: Sequence[OffloadKey]) -> list[SlotId | None]:
@@ -156,7 +150,8 @@ class HostTier:
         for slot in slots:
             if slot is not None:
                 loading[slot] = loading.get(slot, 0) + 1
-        self.renew(keys)
+        self._policy.chain(keys)
+        self._policy.renew(self._backwards(keys) if None in slots else reversed(keys))
         return slots
 
     def complete_load(self, slots: Sequence[SlotId]) -> None:
@@ -174,15 +169,13 @@ class HostTier:
 
         In this order because a chunk is worth nothing without those before it: the deepest must go first.
         """
-        ready = self._ready
         self._policy.chain(keys)
-        self._policy.touch([key for key in reversed(keys) if key in ready])
+        self._policy.touch(self._backwards(keys))
 
     def renew(self, keys: Sequence[OffloadKey]) -> None:
         """As `touch`, but the use is counted elsewhere: a request counts once, when its chunks are offered."""
-        ready = self._ready
         self._policy.chain(keys)
-        self._policy.renew([key for key in reversed(keys) if key in ready])
+        self._policy.renew(self._backwards(keys))
 
     # -- stores --------------------------------------------------------------------------------------------------
 
@@ -200,23 +193,19 @@ class HostTier:
                 to store its end would leave nothing that can be used).
 
         Returns:
-            The decision; every key in `stored` must be committed or aborted once.
+            The decision; every key in `slots` must be committed or aborted once.
         """
         new = self._missing(keys)
-        if len(new) < len(keys):
-            self.touch(keys)
-        else:
-            self._policy.chain(keys)
+        self._policy.chain(keys)
+        if known := len(keys) - len(new):
+            # Mostly the new ones are the end of the prompt, and the others need not be looked for.
+            is_prefix = not new or new[0] == keys[known]
+            self._policy.touch(self._backwards(keys[:known] if is_prefix else keys))
         admitted = self._admission.admit(new)
         self._policy.expect(admitted)
         evicted = self._make_room(len(admitted), protected)
-        pairs = self._take_slots(admitted)
-        return PreparedStore(
-            stored=pairs,
-            evicted=tuple(evicted),
-            filtered=len(new) - len(admitted),
-            rejected=len(admitted) - len(pairs),
-        )
+        slots = self._take_slots(admitted)
+        return PreparedStore(slots, tuple(evicted), len(new) - len(admitted), len(admitted) - len(slots))
 
     def reserve(self, keys: Sequence[OffloadKey], protected: Collection[OffloadKey] = ()) -> PreparedStore:
         """Slots for chunks that come from another tier: as `prepare_store`, but nothing is left out by admission."""
@@ -224,34 +213,25 @@ class HostTier:
         self._policy.chain(keys)
         self._policy.expect(new)
         evicted = self._make_room(len(new), protected)
-        pairs = self._take_slots(new)
-        return PreparedStore(stored=pairs, evicted=tuple(evicted), filtered=0, rejected=len(new) - len(pairs))
+        slots = self._take_slots(new)
+        return PreparedStore(slots, tuple(evicted), 0, len(new) - len(slots))
 
-    def commit_store(self, pairs: Iterable[tuple[OffloadKey, SlotId]]) -> list[OffloadKey]:
+    def commit_store(self, writes: Writes) -> list[OffloadKey]:
         """Publish chunks whose copies all succeeded; those that a reset or drop overtook give their slot back.
 
         Returns:
             The keys that were published.
         """
-        writing = self._writing
-        pairs = list(pairs)
-        own = [pair for pair in pairs if writing.get(pair[0]) == pair[1]]
-        if len(own) < len(pairs):
-            self._free.extend([slot for key, slot in pairs if writing.get(key) != slot])
-        published = [key for key, _ in own]
-        for key in published:
-            del writing[key]
+        own = self._end_writes(writes)
         self._ready.update(own)
+        published = list(own)
         self._policy.insert(reversed(published))
         return published
 
-    def abort_store(self, pairs: Iterable[tuple[OffloadKey, SlotId]]) -> None:
+    def abort_store(self, writes: Writes) -> None:
         """Give back the slots of chunks that were not written."""
-        for key, slot in pairs:
-            if self._writing.get(key) == slot:
-                del self._writing[key]
-                self._retention.forget([key])
-            self._free.append(slot)
+        self._retention.forget(own := self._end_writes(writes))
+        self._free.extend(own.values())
 
     # -- how long chunks stay ------------------------------------------------------------------------------------
 
@@ -276,19 +256,34 @@ class HostTier:
         return self._retention.apply(offered, new, stay, now_s)
 
     def pass_time(self, now_s: float) -> int:
-        """What was kept until now may be evicted again; what was to live until now is forgotten, being written or not.
+        """What was kept until now may be evicted again; what was to live until now is gone, being written or not.
+
+        Only `MAX_EXPIRED` at once: others go when somebody names them or needs room, or later. Nobody sees a difference.
 
         Returns:
-            How many chunks are forgotten.
+            How many chunks were forgotten since the last call.
         """
         for key, rank in self._retention.unkeep(now_s):
             self._policy.assign(key, rank, is_known=key in self._ready)
-        overdue = self._retention.overdue(now_s)
-        for key in overdue:
-            if key in self._writing:
-                self.forget_write(key, SlotId(self._writing[key]))
-        self.drop(overdue)
-        return len(overdue)
+        self._expire(now_s, MAX_EXPIRED)
+        expired, self._expired = self._expired, 0
+        return expired
+
+    def _expire(self, now_s: float, most: int) -> None:
+        overdue = self._retention.overdue(now_s, most)
+        self._behind_s = now_s if len(overdue) == most else None
+        self._forget_overdue(overdue)
+
+    def _catch_up(self, keys: Iterable[OffloadKey]) -> None:
+        """These are about to be used: what should not be there any more goes now."""
+        if self._behind_s is not None:
+            self._forget_overdue(self._retention.overdue_of(keys, self._behind_s))
+
+    def _forget_overdue(self, keys: Sequence[OffloadKey]) -> None:
+        self._expired += len(keys)
+        for key in self._writing.keys() & keys:
+            self.forget_write(key, self._writing[key])
+        self.drop(keys)
 
     # -- removal -------------------------------------------------------------------------------------------------
 
@@ -324,6 +319,7 @@ class HostTier:
         self._ready.clear()
         self._writing.clear()
         self._retention.clear()
+        self._behind_s = None
         self._admission.clear()
         self._release(slots)
         return dropped
@@ -346,23 +342,43 @@ class HostTier:
         assert len(self._policy) == len(self._ready), (len(self._policy), len(self._ready))
         self._retention.check({*self._ready, *self._writing})
 
-    def _missing(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
-        ready, writing = self._ready, self._writing
-        new = [key for key in keys if key not in ready]
-        return [key for key in new if key not in writing] if writing else new
+    def _missing(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
+        self._catch_up(keys)
+        new = list(filterfalse(self._ready.__contains__, keys))
+        return list(filterfalse(self._writing.__contains__, new)) if self._writing else new
 
-    def _take_slots(self, keys: Sequence[OffloadKey]) -> tuple[tuple[OffloadKey, SlotId], ...]:
+    def _backwards(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
+        """Those that are ready, the last one first."""
+        return list(filter(self._ready.__contains__, reversed(keys)))
+
+    def _end_writes(self, writes: Writes) -> dict[OffloadKey, SlotId]:
+        """Those that were still being written as was prepared; the slots of the others are free now."""
+        slots = writes if isinstance(writes, dict) else dict(writes)
+        self._catch_up(slots)
+        writing = self._writing
+        if writing == slots:
+            # All writes that there are: often, and by far the fastest.
+            self._writing = {}
+            return slots
+        own = {key: slot for key, slot in slots.items() if writing.get(key) == slot}
+        if len(own) < len(slots):
+            self._free.extend([slot for key, slot in slots.items() if key not in own])
+        for key in own:
+            del writing[key]
+        return own
+
+    def _take_slots(self, keys: Sequence[OffloadKey]) -> dict[OffloadKey, SlotId]:
         taken = min(len(keys), len(self._free))
         if not taken:
-            return ()
-        slots = self._free[: -taken - 1 : -1]
+            return {}
+        slots = dict(zip(keys, self._free[: -taken - 1 : -1], strict=False))
         del self._free[-taken:]
-        pairs = tuple(zip(keys[:taken], slots, strict=True))
-        self._writing.update(pairs)
-        return pairs  # type: ignore[return-value]
+        self._writing.update(slots)
+        return slots
 
     def _make_room(self, needed: int, protected: Collection[OffloadKey]) -> Sequence[OffloadKey]:
-        missing = needed - len(self._free)
+        while (missing := needed - len(self._free)) > 0 and self._behind_s is not None:
+            self._expire(self._behind_s, missing)
         if missing <= 0:
             return ()
         ready, pins = self._ready, self._pins
@@ -373,7 +389,7 @@ class HostTier:
         self._retention.forget_evicted(victims)
         return victims
 
-    def _release(self, slots: Iterable[int]) -> None:
+    def _release(self, slots: Iterable[SlotId]) -> None:
         for slot in slots:
             if slot in self._pins:
                 self._orphans.add(slot)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from kvoffload.keys.offload_key import OffloadKey, group_suffix
 from kvoffload.manager.wishes import NO_WISHES, Wishes
+from kvoffload.policies.curve import first_bytes
 from kvoffload.types import BlockId, JobId, RequestId
 
 
@@ -82,6 +84,8 @@ class GroupState:
     keys: list[OffloadKey] = field(default_factory=list)
     own_keys: set[OffloadKey] = field(default_factory=set)
     """The same keys, for membership: they are protected from eviction by their own request."""
+    key_starts: bytearray = field(default_factory=bytearray)
+    """The first byte of each key: enough to sample them, without looking at all of them once more."""
     block_ids: list[BlockId] = field(default_factory=list)
     next_store_chunk: int = 0
     """Chunks before this one have been offered to the tier."""
@@ -118,9 +122,11 @@ class GroupState:
         names = [block_hashes[(i + 1) * per_chunk - 1] for i in range(len(self.keys), known)]
         if salt:
             names = [hashlib.sha256(salt + name).digest()[: len(name)] for name in names]
-        new = [OffloadKey(name + suffix) for name in names]
+        # Not `OffloadKey(…)`: a call for each key would take longer than making it.
+        new = cast("list[OffloadKey]", [name + suffix for name in names])
         self.keys.extend(new)
         self.own_keys.update(new)
+        self.key_starts += first_bytes(new)
 
 
 @dataclass(slots=True)

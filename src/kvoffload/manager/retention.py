@@ -15,6 +15,9 @@ from kvoffload.policies.base import EvictionPolicy
 from kvoffload.policies.heap import RankedKeys
 from kvoffload.policies.ranked import Rank, RankedPolicy
 
+MAX_EXPIRED = 1024
+"""Chunks whose time to live is over and that are forgotten in one call: some milliseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shares:
@@ -100,12 +103,20 @@ class Retention:
             for key in keys:
                 self._ends_at.discard(key)
 
-    def overdue(self, now_s: float) -> list[OffloadKey]:
-        """Chunks whose time to live is over; each is told once, and must be dropped."""
-        gone = []
-        while (first := self._ends_at.first()) is not None and first[1] <= now_s:
+    def overdue(self, now_s: float, most: int) -> list[OffloadKey]:
+        """Chunks whose time to live is over, up to `most`; each is told once, and must be dropped."""
+        gone: list[OffloadKey] = []
+        while len(gone) < most and (first := self._ends_at.first()) is not None and first[1] <= now_s:
             self._ends_at.discard(first[0])
             gone.append(first[0])
+        return gone
+
+    def overdue_of(self, keys: Iterable[OffloadKey], now_s: float) -> list[OffloadKey]:
+        """As `overdue`, of these keys."""
+        end_of = self._ends_at.rank_of
+        gone = [key for key in keys if (end_s := end_of(key)) is not None and end_s <= now_s]
+        for key in gone:
+            self._ends_at.discard(key)
         return gone
 
     def unkeep(self, now_s: float) -> list[tuple[OffloadKey, Rank]]:

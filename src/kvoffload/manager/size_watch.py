@@ -8,7 +8,7 @@ from kvoffload.manager.host_tier import HostTier
 from kvoffload.manager.request import GroupGeometry, RequestState
 from kvoffload.metrics import catalog as m
 from kvoffload.metrics.recorder import Recorder
-from kvoffload.policies.curve import SampledCurve, hash_sampler
+from kvoffload.policies.curve import SampledCurve, hash_places
 
 FACTORS = {"0.5": 0.5, "1": 1.0, "2": 2.0, "4": 4.0}
 """The sizes, as multiples of the one that the tier has; by the label of the metric."""
@@ -16,7 +16,7 @@ _MAX_SAMPLED = 1024
 """Keys that are remembered: about 150 KB. It bounds the time, too: what is not sampled costs next to nothing."""
 _WINDOW = 16
 """What was asked before the last so many fillings of the tier counts half, a quarter, …"""
-_PUBLISH_EVERY = 16_384
+_PUBLISH_EVERY = 32_768
 """Chunks asked for; the first times come sooner. A curve takes longer to be computed than many requests to be counted."""
 _PUBLISH_GROWTH = 8
 
@@ -43,19 +43,22 @@ class SizeWatch:
         self._group = full[0]
         slots = tiers[self._group].num_slots
         capacities = [max(1, int(slots * factor)) for factor in FACTORS.values()]
-        sampler, rate = hash_sampler(min(1.0, _MAX_SAMPLED / capacities[-1]))
-        self._curve = SampledCurve(capacities, sampler, rate, window=_WINDOW * slots)
+        self._places_of, rate = hash_places(min(1.0, _MAX_SAMPLED / capacities[-1]))
+        # It is told what is in the sample, and never asks.
+        self._curve = SampledCurve(capacities, list, rate, window=_WINDOW * slots)
 
     def use(self, state: RequestState, tokens: int) -> None:
         """A request is over of which the tier may have `tokens` from its start."""
         if self._curve is None:
             return
         group = state.groups[self._group]
-        keys = group.keys[: max(0, tokens) // group.geometry.tokens_per_chunk]
-        self._curve.use(keys)
-        self._asked += len(keys)
-        self._unpublished += len(keys)
-        if keys and self._unpublished >= min(_PUBLISH_EVERY, self._asked // _PUBLISH_GROWTH):
+        # The keys themselves are mostly not looked at: they have left the processor's cache, and that is all the cost.
+        firsts = group.key_starts[: max(0, tokens) // group.geometry.tokens_per_chunk]
+        count, keys = len(firsts), group.keys
+        self._curve.use_sampled(count, [keys[place] for place in self._places_of(keys, firsts)])
+        self._asked += count
+        self._unpublished += count
+        if count and self._unpublished >= min(_PUBLISH_EVERY, self._asked // _PUBLISH_GROWTH):
             self._publish(self._curve)
 
     def _publish(self, curve: SampledCurve) -> None:

@@ -24,6 +24,8 @@ _FEW = 8
 
 Sampler = Callable[[Sequence[OffloadKey]], list[OffloadKey]]
 """Those keys that are in the sample, in their order: for the same key always the same answer."""
+PlacesOf = Callable[[Sequence[OffloadKey], bytes | bytearray], Sequence[int]]
+"""The places of those keys, ascending; the second argument is their `first_bytes`, and ends where the prompt does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +53,39 @@ def hash_sampler(rate: float) -> tuple[Sampler, float]:
     Returns:
         The sampler, and the rate that it really has.
     """
+    places_of, real = hash_places(rate)
+    return lambda keys: [keys[place] for place in places_of(keys, first_bytes(keys))], real
+
+
+def first_bytes(keys: Sequence[OffloadKey]) -> bytes:
+    """The first byte of each of these keys of one length."""
+    return b"".join(keys)[:: len(keys[0])] if keys else b""
+
+
+def hash_places(rate: float) -> tuple[PlacesOf, float]:
+    """As `hash_sampler`, but says where the sampled keys are, and looks at few of them: mostly the first bytes suffice."""
     if rate >= 1:
-        return list, 1.0
+        return lambda _keys, firsts: range(len(firsts)), 1.0
     first = max(1, min(256, round(rate * 256)))
     second = max(1, min(256, round(rate * 256 / first * 256)))
     real = first * second / 65_536
     if first > _FEW:
-        return lambda keys: [key for key in keys if key[0] < first and key[1] < second], real
-    return lambda keys: [key for key in _beginning_below(keys, first) if key[1] < second], real
+        return (
+            lambda keys, firsts: [i for i, byte in enumerate(firsts) if byte < first and keys[i][1] < second],
+            real,
+        )
+    return lambda keys, firsts: [i for i in _below(firsts, first) if keys[i][1] < second], real
 
 
-def _beginning_below(keys: Sequence[OffloadKey], first: int) -> list[OffloadKey]:
-    """Those whose first byte is below `first`, without looking at each from Python: few are, and this runs always."""
-    if not keys:
-        return []
-    column = b"".join(keys)[:: len(keys[0])]
+def _below(column: bytes | bytearray, first: int) -> list[int]:
+    """Where a byte is below `first`, without looking at each from Python: few are, and this runs always."""
     places = []
     for value in range(first):
         place = column.find(value)
         while place >= 0:
             places.append(place)
             place = column.find(value, place + 1)
-    return [keys[place] for place in sorted(places)]
+    return sorted(places)
 
 
 class SampledCurve:
@@ -118,6 +131,17 @@ class SampledCurve:
         if sampled:
             self._ask(sampled, keys[-1], last_weight)
             self._push(reversed(sampled))
+        self._fade()
+
+    def use_sampled(self, count: int, sampled: Sequence[OffloadKey]) -> None:
+        """As `use` of a prompt of `count` full chunks, of which these are in the sample, in order."""
+        self._asked += count
+        if sampled:
+            self._ask(sampled, None, 1.0)
+            self._push(reversed(sampled))
+        self._fade()
+
+    def _fade(self) -> None:
         if self._window is not None and self._asked > self._window:
             self._asked /= 2
             self._reached = [[count / 2 for count in parts] for parts in self._reached]
@@ -135,7 +159,7 @@ class SampledCurve:
         """Keys that it remembers."""
         return len(self._last)
 
-    def _ask(self, sampled: Sequence[OffloadKey], final: OffloadKey, last_weight: float) -> None:
+    def _ask(self, sampled: Sequence[OffloadKey], final: OffloadKey | None, last_weight: float) -> None:
         times, depths = self._times, self._depths
         reach: float = 0
         for key in sampled:

@@ -42,6 +42,8 @@ class RankedPolicy(EvictionPolicy):
         self._rank_of: dict[OffloadKey, Rank] = {}
         self._to_come: dict[OffloadKey, Rank] = {}
         self._kept = 0
+        # Most policies do not, and prompts are named often.
+        self._takes_chains = type(normal).chain is not EvictionPolicy.chain
 
     @property
     def may_have_low(self) -> bool:
@@ -151,8 +153,9 @@ class RankedPolicy(EvictionPolicy):
 
     def chain(self, keys: Sequence[OffloadKey]) -> None:
         """See EvictionPolicy."""
-        for part in self._parts.values():
-            part.chain(keys)
+        if self._takes_chains:
+            for part in self._parts.values():
+                part.chain(keys)
 
     def __len__(self) -> int:
         """Number of known keys."""

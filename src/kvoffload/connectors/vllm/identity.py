@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _CONFIG_NAMES = ("config.json", "adapter_config.json")
 _UNCERTAIN = "revision:"
 _ADAPTER_CHECK_S = 5.0
+_MAX_ADAPTERS = 4096
+"""That are remembered: some kilobytes each."""
 
 
 def model_revision(model: str, revision: str | None, download_dir: str | None = None) -> str:
@@ -62,22 +65,32 @@ class AdapterIdentities:
 
     The files are read by a thread: an adapter on a file system that hangs must not stop the engine's scheduler.
 
+    Memory is bounded, and forgetting is safe: an adapter that was forgotten never gets an identity again under its id. The
+    engine may still hold what its files were, and only the entry knew whether they are still the same. Engines number
+    adapters upwards, so whatever is not known and numbered below one that was forgotten may be forgotten itself.
+
     Args:
         clock: For how often the files are looked at.
+        max_adapters: So many are remembered; of more those that were not asked for the longest are forgotten.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, max_adapters: int = _MAX_ADAPTERS) -> None:
         self._clock = clock
-        self._known: dict[tuple[int, str], _Adapter] = {}
+        self._max_adapters = max_adapters
+        self._known: OrderedDict[tuple[int, str], _Adapter] = OrderedDict()
+        # Ids begin with 1.
+        self._highest_forgotten = 0
         self._thread = ThreadPoolExecutor(1, "kvoffload-adapters")
 
     def salt_of(self, adapter_id: int, path: str) -> bytes | None:
         """Goes into the keys of the adapter's requests: 16 bytes; never waits.
 
         The engine keeps an adapter under its id once it was loaded. If its files change under that id, nobody can tell
-        which of them it has: None from then on, as long as the id lives.
+        which of them it has: None from then on, as long as the id lives. Likewise of an adapter that was forgotten.
         """
-        adapter = self._known.setdefault((adapter_id, path), _Adapter())
+        adapter = self._entry(adapter_id, path)
+        if adapter is None:
+            return None
         salt, now_s = adapter.salt, self._clock.now_s()
         if now_s - adapter.checked_s >= _ADAPTER_CHECK_S:
             adapter.checked_s = now_s
@@ -87,6 +100,19 @@ class AdapterIdentities:
     def close(self) -> None:
         """End the thread, unless it hangs."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _entry(self, adapter_id: int, path: str) -> _Adapter | None:
+        known, name = self._known, (adapter_id, path)
+        if name in known:
+            known.move_to_end(name)
+            return known[name]
+        if adapter_id <= self._highest_forgotten:
+            return None
+        known[name] = _Adapter()
+        if len(known) > self._max_adapters:
+            (forgotten, _), _ = known.popitem(last=False)
+            self._highest_forgotten = max(self._highest_forgotten, forgotten)
+        return known[name]
 
 
 def _look_at(adapter: _Adapter, root: Path) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.manager.host_tier import PreparedStore
+from kvoffload.manager.prepared import PreparedStore
 from kvoffload.policies.admission import SizeLimit
 from kvoffload.sim.replay.options import ReplayOptions
 from kvoffload.sim.replay.shelf import Shelf
@@ -49,14 +50,17 @@ class Replay:
         chunk_bytes = block_tokens * options.bytes_per_token
         thresholds = (options.store_threshold, *[0] * len(options.tiers))
         self._options = options
+        self._rate = options.prefill_tokens_per_s
         self._block_tokens = block_tokens
         self._size_limit = SizeLimit(options.store_min_prompt_tokens, options.store_max_tokens)
         self._shelves = [
             Shelf(spec, options.policy, chunk_bytes, threshold)
             for spec, threshold in zip(options.tiers, thresholds, strict=False)
         ]
+        self._host, *self._below = self._shelves
         self._chunk_bytes = chunk_bytes
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        # When, in which order at the same time, what is called with what and the time.
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._turn = 0
         self._prefill_free_s = 0.0
         self._free_without_s = 0.0
@@ -70,15 +74,15 @@ class Replay:
         self._advance(float("inf"))
         return self.outcome
 
-    def _at(self, when_s: float, act: Callable[[float], None]) -> None:
+    def _at(self, when_s: float, act: Callable[..., None], *what: Any) -> None:
         self._turn += 1
-        heapq.heappush(self._events, (when_s, self._turn, act))
+        heapq.heappush(self._events, (when_s, self._turn, act, what))
 
     def _advance(self, until_s: float) -> None:
-        events = self._events
+        events, pop = self._events, heapq.heappop
         while events and events[0][0] <= until_s:
-            now_s, _, act = heapq.heappop(events)
-            act(now_s)
+            now_s, _, act, what = pop(events)
+            act(*what, now_s)
 
     def _arrive(self, request: TraceRequest) -> None:
         now_s, keys, outcome = request.arrival_s, request.keys, self.outcome
@@ -87,24 +91,27 @@ class Replay:
         outcome.last_arrival_s = now_s
         outcome.input_tokens += request.input_tokens
         outcome.accesses += len(keys)
-        rate = self._options.prefill_tokens_per_s
-        self._free_without_s = max(now_s, self._free_without_s) + request.input_tokens / rate
-        outcome.ttft_without_s.append(self._free_without_s - now_s)
+        prefill_s = request.input_tokens / self._rate
+        free_s = self._free_without_s
+        self._free_without_s = free_s = max(free_s, now_s) + prefill_s
+        outcome.ttft_without_s.append(free_s - now_s)
         outcome.ttft_s.append(0.0)
         loaded = self._load(keys, now_s)
         if loaded is None:
-            self._prefill(number, request, now_s, request.input_tokens / rate)
+            self._prefill(number, request, prefill_s, now_s)
             return
-        loaded.missing_s = (request.input_tokens - self._count_hits(request, loaded)) / rate
-        self._at(loaded.end_s, lambda end_s: self._loaded(number, request, loaded, end_s))
+        missing_s = (request.input_tokens - self._count_hits(request, loaded)) / self._rate
+        self._at(loaded.end_s, self._loaded, number, request, loaded, missing_s)
 
     def _count_hits(self, request: TraceRequest, loaded: _Load) -> int:
-        left = hit_tokens = min(sum(loaded.chunks) * self._block_tokens, request.input_tokens)
-        self.outcome.hit_tokens += hit_tokens
+        left = request.input_tokens
         for shelf, chunks in zip(self._shelves, loaded.chunks, strict=True):
-            tokens = min(left, chunks * self._block_tokens)
+            tokens = chunks * self._block_tokens
+            tokens = min(tokens, left)
             shelf.counts.hit_tokens += tokens
             left -= tokens
+        hit_tokens = request.input_tokens - left
+        self.outcome.hit_tokens += hit_tokens
         return hit_tokens
 
     def _load(self, keys: Sequence[OffloadKey], now_s: float) -> _Load | None:
@@ -112,34 +119,37 @@ class Replay:
 
         None: they have nothing.
         """
-        load = _Load(now_s)
+        load = _Load(now_s, [], [])
         start = 0
         for shelf in self._shelves:
-            run, _ = shelf.tier.lookup_prefix(keys[start:] if start else keys)
+            run, _ = shelf.tier.lookup_prefix(keys[start:])
             load.chunks.append(run)
             if run:
                 run_keys = keys[start : start + run]
                 load.held.append((shelf, shelf.tier.prepare_load(run_keys)))
-                load.end_s = max(load.end_s, shelf.read(run_keys, now_s))
+                end_s = shelf.read(run_keys, now_s)
+                load.end_s = max(load.end_s, end_s)
                 start += run
         if not start:
             return None
-        host = self._shelves[0]
         if start > load.chunks[0]:
-            load.promoted = host.promote(keys[load.chunks[0] : start], set(keys))
+            load.promoted = self._host.promote(keys[load.chunks[0] : start], set(keys))
         return load
 
-    def _loaded(self, number: int, request: TraceRequest, load: _Load, now_s: float) -> None:
+    def _loaded(
+        self, number: int, request: TraceRequest, load: _Load, missing_s: float, now_s: float
+    ) -> None:
         for shelf, slots in load.held:
-            shelf.tier.complete_load([slot for slot in slots if slot is not None])
+            shelf.tier.complete_load(slots)  # type: ignore[arg-type]  # they were there, and nobody drops any
         if load.promoted is not None:
-            self._shelves[0].publish(load.promoted)
-        self._prefill(number, request, now_s, load.missing_s)
+            self._host.publish(load.promoted)
+        self._prefill(number, request, missing_s, now_s)
 
-    def _prefill(self, number: int, request: TraceRequest, now_s: float, missing_s: float) -> None:
-        self._prefill_free_s = max(now_s, self._prefill_free_s) + missing_s
-        self.outcome.ttft_s[number] = self._prefill_free_s - request.arrival_s
-        self._at(self._prefill_free_s, lambda end_s: self._store(request, end_s))
+    def _prefill(self, number: int, request: TraceRequest, missing_s: float, now_s: float) -> None:
+        free_s = self._prefill_free_s
+        self._prefill_free_s = free_s = max(free_s, now_s) + missing_s
+        self.outcome.ttft_s[number] = free_s - request.arrival_s
+        self._at(free_s, self._store, request)
 
     def _store(self, request: TraceRequest, now_s: float) -> None:
         """The host has it at once (copies run beside the next prefill), the tiers below when it is written."""
@@ -147,19 +157,18 @@ class Replay:
         most = self._size_limit.max_tokens(request.input_tokens)
         if most is not None and most < request.input_tokens:
             kept = most // self._block_tokens
-            self._shelves[0].counts.not_stored += len(keys) - kept
+            self._host.counts.not_stored += len(keys) - kept
             keys = keys[:kept]
         own = set(keys)
-        host, *below = self._shelves
-        host.publish(host.take(keys, own))
-        for shelf in below:
+        self._host.publish(self._host.take(keys, own))
+        for shelf in self._below:
             if shelf.writes.backlog_s(now_s) > self._options.write_backlog_s:
                 shelf.counts.not_stored += sum(shelf.tier.has_none_of((key,)) for key in keys)
                 continue
             prepared = shelf.take(keys, own)
-            if prepared.stored:
-                end_s = shelf.writes.send(now_s, len(prepared.stored) * self._chunk_bytes)
-                self._at(end_s, _publisher(shelf, prepared))
+            if prepared.slots:
+                end_s = shelf.writes.send(now_s, len(prepared.slots) * self._chunk_bytes)
+                self._at(end_s, shelf.publish, prepared)
 
 
 @dataclass(slots=True)
@@ -167,13 +176,7 @@ class _Load:
     """A load that has begun."""
 
     end_s: float
-    missing_s: float = 0.0
-    """Prefill that is left."""
-    chunks: list[int] = field(default_factory=list)
+    chunks: list[int]
     """Of each tier."""
-    held: list[tuple[Shelf, list[SlotId | None]]] = field(default_factory=list)
+    held: list[tuple[Shelf, list[SlotId | None]]]
     promoted: PreparedStore | None = None
-
-
-def _publisher(shelf: Shelf, prepared: PreparedStore) -> Callable[[float], None]:
-    return lambda _: shelf.publish(prepared)

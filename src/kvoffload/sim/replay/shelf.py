@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kvoffload.keys.offload_key import OffloadKey
-from kvoffload.manager.host_tier import HostTier, PreparedStore
+from kvoffload.manager.host_tier import HostTier
+from kvoffload.manager.prepared import PreparedStore
 from kvoffload.policies.admission import TouchFilter
 from kvoffload.policies.factory import EVICTION_POLICIES
 from kvoffload.sim.replay.options import TierSpec
@@ -82,23 +83,27 @@ class Shelf:
 
     def take(self, keys: Sequence[OffloadKey], own: Collection[OffloadKey]) -> PreparedStore:
         """Slots for chunks that were computed."""
-        return self._counted(self.tier.prepare_store(keys, own))
+        prepared = self.tier.prepare_store(keys, own)
+        self._count(prepared)
+        return prepared
 
     def promote(self, keys: Sequence[OffloadKey], own: Collection[OffloadKey]) -> PreparedStore:
         """Slots for chunks that come from a tier below."""
-        return self._counted(self.tier.reserve(keys, own))
-
-    def publish(self, prepared: PreparedStore) -> None:
-        """They are there."""
-        self.tier.commit_store(prepared.stored)
-
-    def _counted(self, prepared: PreparedStore) -> PreparedStore:
-        counts = self.counts
-        counts.written_bytes += len(prepared.stored) * self._chunk_bytes
-        counts.not_stored += prepared.filtered + prepared.rejected
-        if prepared.evicted:
-            counts.evicted += len(prepared.evicted)
-            before = len(self._read)
-            self._read.difference_update(prepared.evicted)
-            counts.evicted_unread += len(prepared.evicted) - (before - len(self._read))
+        prepared = self.tier.reserve(keys, own)
+        self._count(prepared)
         return prepared
+
+    def publish(self, prepared: PreparedStore, _now_s: float = 0.0) -> None:
+        """They are there."""
+        self.tier.commit_store(prepared.slots)
+
+    def _count(self, prepared: PreparedStore) -> None:
+        counts = self.counts
+        counts.written_bytes += len(prepared.slots) * self._chunk_bytes
+        counts.not_stored += prepared.filtered + prepared.rejected
+        evicted, read = prepared.evicted, self._read
+        if evicted:
+            before = len(read)
+            read.difference_update(evicted)
+            counts.evicted += len(evicted)
+            counts.evicted_unread += len(evicted) - (before - len(read))

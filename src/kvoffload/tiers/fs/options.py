@@ -92,6 +92,4 @@ class FsTierConfig:
         for name in ("touch_interval_s", "negative_ttl_s", "scan_interval_s", "shutdown_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"fs tier: {name}={getattr(self, name)} must be above 0 seconds")
-        if self.eviction_policy not in EVICTION_POLICIES.names():
-            valid = ", ".join(EVICTION_POLICIES.names())
-            raise ConfigError(f"fs tier: eviction_policy={self.eviction_policy!r} is unknown; valid: {valid}")
+        EVICTION_POLICIES.find(self.eviction_policy, None, "fs tier: eviction_policy")
