@@ -1,4 +1,4 @@
-"""Jobs in the fs tier: bounded, loads before stores, each reported once, whatever the disk's speed."""
+"""Jobs of a tier: bounded, loads before stores, each reported once, whatever the disk's speed."""
 
 from __future__ import annotations
 
