@@ -118,7 +118,7 @@ class Caller:
             self._ask("delete", lambda part=part: self._client.delete(part))  # type: ignore[misc]
 
     def stop(self) -> None:
-        """Repeat nothing any more; who waits for a repetition gives up."""
+        """Begin no request any more; who waits for a repetition gives up."""
         self._stopped.set()
         self._pool.stop()
 
@@ -126,6 +126,8 @@ class Caller:
         # What is begun later would not end in time.
         give_up_s = self._clock.now_s() + self._limits.deadline_s - self._limits.request_timeout_s
         for attempt in range(self._limits.max_retries + 1):
+            if self._stopped.is_set():
+                raise ObjectError(Trouble.UNREACHABLE, "given up")
             self._wait(self._pacer.wait_s(), give_up_s, Trouble.THROTTLED)
             self._counters.add(f"requests_{verb}")
             try:
