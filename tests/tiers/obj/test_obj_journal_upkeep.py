@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 import time
@@ -160,6 +161,22 @@ def test_a_tool_does_not_count_what_is_gone_without_a_word(shelf: Shelf) -> None
     survey = view.sweeper.survey()
     assert view.around.catalogue.chunks == 8
     assert view.around.catalogue.size_bytes == survey.data_bytes == 2 * packs[0].size_bytes
+
+
+@pytest.mark.parametrize("is_reader", [False, True])
+def test_a_namespace_says_again_what_it_is_when_a_rule_of_the_bucket_has_removed_that(
+    shelf: Shelf, is_reader: bool
+) -> None:
+    shelf.engine().store(make_keys(3))
+    tier = ObjTier(dataclasses.replace(shelf.config, read_only=is_reader), make_namespace(), (4096, 12288))
+    name = tier._around.place.namespace_file
+    text = shelf.behind.get_whole(name)
+    shelf.behind.delete([name])
+    tier._upkeep._reconcile()
+    tier.shutdown()
+    found = [shelf.behind.get_whole(info.name) for info in shelf.behind.list("") if info.name == name]
+    assert found == ([] if is_reader else [text])
+    assert len(StoreView(shelf.config).select(None)) == len(found)
 
 
 def test_a_load_does_not_wait_while_somebody_reads_all_of_the_journal() -> None:

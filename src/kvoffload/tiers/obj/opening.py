@@ -39,7 +39,12 @@ def _read_or_write(around: Around) -> Namespace | None:
     except ObjectError as error:
         if error.trouble is not Trouble.MISSING:
             raise
-    if not around.config.read_only:
-        text = namespace_text(place.namespace)
-        caller.put(place.namespace_file, [memoryview(text)], create=True)
+    write_namespace(around)
     return None
+
+
+def write_namespace(around: Around) -> None:
+    """Write `namespace.json` if it is not there and this engine may. Raises ObjectError."""
+    if not around.config.read_only:
+        text = namespace_text(around.place.namespace)
+        around.caller.put(around.place.namespace_file, [memoryview(text)], create=True)

@@ -29,6 +29,7 @@ class Survey:
 
     data: Mapping[str, ObjectInfo]
     journal: Mapping[str, ObjectInfo]
+    has_namespace_file: bool
     now_s: float
     """The store's time, as far as its listing tells; seconds since the epoch."""
 
@@ -86,7 +87,8 @@ class Sweeper:
         around.catalogue.remove(gone)
         around.counters.add("reconciled_gone", len(gone))
         now_s = max([around.wall_clock.now_s(), *(info.modified_s for info in listed)])
-        return Survey(data, journal, now_s)
+        has_file = any(info.name == around.place.namespace_file for info in listed)
+        return Survey(data, journal, has_file, now_s)
 
     def plan(self, survey: Survey) -> SweepPlan:
         """What is to be removed. Raises ObjectError."""
