@@ -12,6 +12,7 @@ from typing import TypeVar
 from kvoffload.clock import Clock
 from kvoffload.tiers.counters import Counters
 from kvoffload.tiers.obj.client import ObjectClient, ObjectInfo
+from kvoffload.tiers.obj.options import ObjTierConfig
 from kvoffload.tiers.obj.pace import Pacer, ReadTimes
 from kvoffload.tiers.obj.pool import DaemonPool
 from kvoffload.tiers.obj.trouble import PASSING, ObjectError, Trouble
@@ -33,6 +34,18 @@ class CallLimits:
     hedge_after_s: float
     multipart_bytes: int
     threads: int
+
+    @classmethod
+    def of(cls, config: ObjTierConfig) -> CallLimits:
+        """Those that the options say."""
+        return cls(
+            deadline_s=config.call_deadline_s,
+            request_timeout_s=config.request_timeout_s,
+            max_retries=config.call_retries,
+            hedge_after_s=config.hedge_after_s,
+            multipart_bytes=config.multipart_bytes,
+            threads=config.threads,
+        )
 
 
 class Caller:

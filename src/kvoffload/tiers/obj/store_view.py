@@ -66,14 +66,7 @@ class StoreView:
         self._clock = MonotonicClock()
         self._wall_clock = wall_clock or WallClock()
         self.counters = Counters()
-        limits = CallLimits(
-            deadline_s=config.call_deadline_s,
-            request_timeout_s=config.request_timeout_s,
-            max_retries=config.call_retries,
-            hedge_after_s=config.hedge_after_s,
-            multipart_bytes=config.multipart_bytes,
-            threads=config.threads,
-        )
+        limits = CallLimits.of(config)
         address = parse_address(config.url)
         self.address = address.text
         if address.scheme == "file" and not Path(address.prefix).is_dir():

@@ -90,14 +90,7 @@ class ObjTier(Tier):
         self._config = config
         clock = clock or MonotonicClock()
         counters = Counters()
-        limits = CallLimits(
-            deadline_s=config.call_deadline_s,
-            request_timeout_s=config.request_timeout_s,
-            max_retries=config.call_retries,
-            hedge_after_s=config.hedge_after_s,
-            multipart_bytes=config.multipart_bytes,
-            threads=config.threads,
-        )
+        limits = CallLimits.of(config)
         caller = Caller(client or open_client(config), limits, clock, counters, config.name)
         place = ObjPlace(namespace, rows)
         if config.max_bytes is not None and config.max_bytes < place.smallest_file_bytes:
