@@ -181,7 +181,23 @@ def test_foreign_objects_are_left_alone(place: Place) -> None:
     place.clock.advance(HOUR)
     sweep(driver)
     assert driver.tier.clear()
-    assert set(place.names()) == {*strangers, f"{base}/namespace.json"}
+    left = set(place.names()) - set(place.names("/journal/"))
+    assert left == {*strangers, f"{base}/namespace.json"}
+
+
+def test_what_one_engine_clears_the_others_no_longer_take_for_stored(place: Place) -> None:
+    one, two = place.engine(), place.engine()
+    keys = make_keys(6)
+    one.store(keys)
+    assert two.load(keys) == [DONE] * 6
+    place.clock.advance(1)
+    assert one.tier.clear()
+    two.tier._follower.refresh()
+    assert two.lookup(keys) == [MISS] * 6
+    assert two.tier.stats().stored_bytes == 0
+    place.clock.advance(1)
+    assert two.store(keys) == [DONE] * 6
+    assert one.load(keys) == place.engine().load(keys) == [DONE] * 6
 
 
 def test_a_tier_that_only_reads_changes_nothing(place: Place) -> None:
