@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,10 @@ def test_a_store_that_refuses_fails_and_says_how_to_mend_it(config: ObjTierConfi
     assert checks[-1].verdict is Verdict.FAIL
     assert checks[-1].found == "denied (HTTP 403 AccessDenied)"
     assert "credentials" in checks[-1].mend
+
+
+def test_a_store_that_cannot_even_be_addressed_fails_and_says_why(tmp_path: Path) -> None:
+    config = ObjTierConfig(url="s3://bucket/x", ca_file=str(tmp_path / "absent.pem"))
+    *_, last = check_object_store(config)
+    assert (last.name, last.verdict) == ("client", Verdict.FAIL)
+    assert "absent.pem" in last.found

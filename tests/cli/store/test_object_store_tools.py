@@ -102,3 +102,25 @@ def test_wrong_use_is_one_line(arguments: tuple[str, ...], complaint: str, url: 
     assert complaint in result.stderr
     assert "hush" not in result.stderr
     assert "\n" not in result.stderr.strip()
+
+
+@pytest.mark.parametrize("tool", ["ls", "stat", "verify", "purge"])
+def test_a_tool_for_directories_says_so_and_repeats_no_address(tool: str) -> None:
+    result = run(tool, "s3://AKID:hush@bucket/x?endpoint=http://127.0.0.1:9")
+    assert result.exit_code == 2
+    assert f"{tool} looks at directories only" in str(result.exception) + result.output
+    assert "hush" not in str(result.exception) + result.output
+
+
+@pytest.mark.parametrize("tool", ["du", "gc"])
+def test_a_directory_that_is_not_there_is_not_made(tool: str, tmp_path: Path) -> None:
+    result = run(tool, f"file://{tmp_path}/typo")
+    assert result.exit_code == 2
+    assert "does not exist" in str(result.exception) + result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_does_not_answer_is_told_with_a_remedy() -> None:
+    result = run("du", "s3://bucket/x?endpoint=http://127.0.0.1:1&anonymous=true&call_retries=0")
+    assert result.exit_code == 2
+    assert "unreachable; check the endpoint" in str(result.exception) + result.output

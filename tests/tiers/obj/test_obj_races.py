@@ -60,7 +60,11 @@ class GatedClient(ObjectClient):
 
     def put(self, name: str, parts: Sequence[memoryview], *, create: bool) -> None:
         super().put(name, parts, create=create)
-        (self.after_journal if "/journal/" in name else self.after_put).pass_through()
+        if "/journal/" not in name:
+            self.after_put.pass_through()
+        elif b'["+"' in bytes(parts[0]):
+            # What a reset says is not held: it would wait for whom it overtakes.
+            self.after_journal.pass_through()
 
 
 @pytest.fixture

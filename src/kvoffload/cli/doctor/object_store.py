@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from kvoffload.cli.doctor.check import Check, fail, ok, warn
+from kvoffload.errors import ConfigError
 from kvoffload.tiers.obj.address import parse_address
 from kvoffload.tiers.obj.client import ObjectClient, open_client
 from kvoffload.tiers.obj.options import ObjTierConfig
@@ -17,14 +18,6 @@ _SCRATCH = "kvoffload-doctor"
 _BYTES = 1024**2
 _WARN_SKEW_S = 30.0
 _FAIL_SKEW_S = 600.0
-_MENDING = {
-    Trouble.DENIED: "check the credentials, and that they may get, put, list and delete",
-    Trouble.EXPIRED: "renew the credentials",
-    Trouble.SKEWED: "set this machine's clock (NTP)",
-    Trouble.NO_BUCKET: "make the bucket, or check its name, the endpoint and the region",
-    Trouble.UNREACHABLE: "check the endpoint, the network, and TLS (ca_file)",
-    Trouble.TIMEOUT: "check the network, or give a longer request_timeout_s",
-}
 
 
 def check_object_store(
@@ -38,7 +31,13 @@ def check_object_store(
         client: The store; None: made from the options.
     """
     yield ok("object store", parse_address(config.url).text)
-    client = client or open_client(config)
+    try:
+        client = client or open_client(config)
+    except ConfigError as error:
+        yield fail(
+            "client", str(error), "mend the option, the environment variable or the file that is named"
+        )
+        return
     name = f"{_SCRATCH}/{secrets.token_hex(8)}"
     try:
         yield from _check(client, name, now_s)
@@ -67,7 +66,7 @@ def _check(client: ObjectClient, name: str, now_s: Callable[[], float]) -> Itera
         client.delete([name])
         yield _check_gone(client, name)
     except ObjectError as error:
-        yield fail(step, str(error), _MENDING.get(error.trouble, "look at the store's own log"))
+        yield fail(step, str(error), error.remedy)
         return
     yield ok("speed", _speed(client, data, name))
     yield ok("lifecycle", "give the bucket a rule that aborts incomplete uploads in parts after a day")

@@ -37,7 +37,8 @@ def gc(
     """
     from kvoffload.cli.store.collection_run import run_gc  # noqa: PLC0415
     from kvoffload.cli.store.durations import parse_duration  # noqa: PLC0415
-    from kvoffload.cli.store.object_store import collect_objects, is_address  # noqa: PLC0415
+    from kvoffload.cli.store.object_store import collect_objects  # noqa: PLC0415
+    from kvoffload.cli.store.roots import is_address  # noqa: PLC0415
     from kvoffload.config.units import parse_bytes  # noqa: PLC0415
     from kvoffload.tiers.fs.store_root import open_root  # noqa: PLC0415
 

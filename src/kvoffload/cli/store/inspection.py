@@ -19,5 +19,6 @@ def stat(
     Exit code 1 if it is a chunk that is damaged.
     """
     from kvoffload.cli.store.inspection_report import inspect  # noqa: PLC0415
+    from kvoffload.cli.store.roots import directory_of  # noqa: PLC0415
 
-    raise typer.Exit(0 if inspect(path, as_json=as_json) else 1)
+    raise typer.Exit(0 if inspect(directory_of(path, "stat"), as_json=as_json) else 1)

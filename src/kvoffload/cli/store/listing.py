@@ -19,7 +19,8 @@ def ls(
 ) -> None:
     """List what a store holds: one line a namespace, or with --chunks one line a chunk. Changes nothing."""
     from kvoffload.cli.store.listing_report import list_chunks, list_namespaces  # noqa: PLC0415
+    from kvoffload.cli.store.roots import directory_of  # noqa: PLC0415
     from kvoffload.tiers.fs.store_root import open_root  # noqa: PLC0415
 
-    store = open_root(root)
+    store = open_root(directory_of(root, "ls"))
     (list_chunks if chunks else list_namespaces)(store, store.select(namespace), as_json=as_json)

@@ -14,11 +14,6 @@ from kvoffload.tiers.obj.sweeping import SweepPlan
 _NANOSECONDS = 1_000_000_000
 
 
-def is_address(root: str) -> bool:
-    """Whether a tool's argument is an object store and no directory."""
-    return "://" in root
-
-
 def report_objects(address: str, *, as_json: bool) -> None:
     """What `kvoffload du` does with an object store. Changes nothing."""
     config = config_of(address)

@@ -24,7 +24,10 @@ def purge(
     Exit code 1 if something could not be removed, or the answer was no.
     """
     from kvoffload.cli.store.purging_run import run_purge  # noqa: PLC0415
+    from kvoffload.cli.store.roots import directory_of  # noqa: PLC0415
     from kvoffload.tiers.fs.store_root import open_root  # noqa: PLC0415
 
-    passed = run_purge(open_root(root), namespace, yes=yes, dry_run=dry_run, as_json=as_json)
+    passed = run_purge(
+        open_root(directory_of(root, "purge")), namespace, yes=yes, dry_run=dry_run, as_json=as_json
+    )
     raise typer.Exit(0 if passed else 1)

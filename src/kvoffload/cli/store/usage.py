@@ -22,7 +22,8 @@ def du(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Say what occupies a store: chunks, temporary files, directories, foreign files. Changes nothing."""
-    from kvoffload.cli.store.object_store import is_address, report_objects  # noqa: PLC0415
+    from kvoffload.cli.store.object_store import report_objects  # noqa: PLC0415
+    from kvoffload.cli.store.roots import is_address  # noqa: PLC0415
     from kvoffload.cli.store.usage_report import report_usage  # noqa: PLC0415
     from kvoffload.config.units import parse_bytes  # noqa: PLC0415
     from kvoffload.tiers.fs.store_root import open_root  # noqa: PLC0415

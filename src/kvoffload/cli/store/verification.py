@@ -29,8 +29,9 @@ def verify(
 
     Exit code 1 if there is damage (with --fix: damage that is left).
     """
+    from kvoffload.cli.store.roots import directory_of  # noqa: PLC0415
     from kvoffload.cli.store.verification_run import VerifyOptions, run_verify  # noqa: PLC0415
     from kvoffload.tiers.fs.store_root import open_root  # noqa: PLC0415
 
     options = VerifyOptions(fix, limit, threads, as_json)
-    raise typer.Exit(0 if run_verify(open_root(root), namespace, options) else 1)
+    raise typer.Exit(0 if run_verify(open_root(directory_of(root, "verify")), namespace, options) else 1)

@@ -52,6 +52,12 @@ class Announcer:
         if ticket.error is not None:
             raise ObjectError(ticket.error.trouble, "the journal could not be written")
 
+    def announce_alone(self, events: Sequence[Event]) -> None:
+        """The same in an object of its own, without waiting for what others are announcing. Raises ObjectError."""
+        text = encode_journal(events)
+        name = self._place.journal_name(self._wall_clock.now_s(), self.writer, next(self._numbers))
+        self._caller.put(name, [memoryview(text)], create=False)
+
     def is_own(self, name: str) -> bool:
         """Whether a journal object was written here."""
         return f"-{self.writer}-" in name
@@ -60,10 +66,8 @@ class Announcer:
         with self._lock:
             batch, self._waiting = self._waiting, []
         error: ObjectError | None = None
-        text = encode_journal([event for ticket in batch for event in ticket.events])
-        name = self._place.journal_name(self._wall_clock.now_s(), self.writer, next(self._numbers))
         try:
-            self._caller.put(name, [memoryview(text)], create=False)
+            self.announce_alone([event for ticket in batch for event in ticket.events])
         except ObjectError as found:
             error = found
         for ticket in batch:

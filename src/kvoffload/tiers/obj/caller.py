@@ -12,6 +12,7 @@ from typing import TypeVar
 from kvoffload.clock import Clock
 from kvoffload.tiers.counters import Counters
 from kvoffload.tiers.obj.client import ObjectClient, ObjectInfo
+from kvoffload.tiers.obj.options import ObjTierConfig
 from kvoffload.tiers.obj.pace import Pacer, ReadTimes
 from kvoffload.tiers.obj.pool import DaemonPool
 from kvoffload.tiers.obj.trouble import PASSING, ObjectError, Trouble
@@ -33,6 +34,18 @@ class CallLimits:
     hedge_after_s: float
     multipart_bytes: int
     threads: int
+
+    @classmethod
+    def of(cls, config: ObjTierConfig) -> CallLimits:
+        """Those that the options say."""
+        return cls(
+            deadline_s=config.call_deadline_s,
+            request_timeout_s=config.request_timeout_s,
+            max_retries=config.call_retries,
+            hedge_after_s=config.hedge_after_s,
+            multipart_bytes=config.multipart_bytes,
+            threads=config.threads,
+        )
 
 
 class Caller:
@@ -118,7 +131,7 @@ class Caller:
             self._ask("delete", lambda part=part: self._client.delete(part))  # type: ignore[misc]
 
     def stop(self) -> None:
-        """Repeat nothing any more; who waits for a repetition gives up."""
+        """Begin no request any more; who waits for a repetition gives up."""
         self._stopped.set()
         self._pool.stop()
 
@@ -126,6 +139,8 @@ class Caller:
         # What is begun later would not end in time.
         give_up_s = self._clock.now_s() + self._limits.deadline_s - self._limits.request_timeout_s
         for attempt in range(self._limits.max_retries + 1):
+            if self._stopped.is_set():
+                raise ObjectError(Trouble.UNREACHABLE, "given up")
             self._wait(self._pacer.wait_s(), give_up_s, Trouble.THROTTLED)
             self._counters.add(f"requests_{verb}")
             try:

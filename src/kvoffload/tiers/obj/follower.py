@@ -9,7 +9,15 @@ from concurrent.futures import Future
 
 from kvoffload.tiers.obj.announcer import Announcer
 from kvoffload.tiers.obj.around import Around
-from kvoffload.tiers.obj.journal import Came, Event, Went, decode_journal
+from kvoffload.tiers.obj.client import ObjectInfo
+from kvoffload.tiers.obj.journal import (
+    MAX_JOURNAL_BYTES,
+    Came,
+    Event,
+    Went,
+    decode_journal,
+    is_of_other_version,
+)
 from kvoffload.tiers.obj.pool import DaemonPool
 from kvoffload.tiers.obj.trouble import ObjectError, Trouble
 
@@ -33,6 +41,7 @@ class Follower:
         self._seen: set[str] = set()
         self._damaged: dict[str, int] = {}
         """How often a journal object was found damaged."""
+        self._of_others: set[str] = set()
         self._newest_s: float | None = None
         self._turn = threading.Lock()
         self._tickets = itertools.count(1)
@@ -43,16 +52,29 @@ class Follower:
         """The whole journal was read once."""
 
     def refresh(self) -> None:
-        """Learn what was announced before this call. Callers at the same time share one look. Raises ObjectError."""
+        """Learn what was announced before this call. Callers at the same time share one look.
+
+        Raises:
+            ObjectError: it could not be read, or somebody is reading very much of it.
+        """
         ticket = self._last_ticket = next(self._tickets)
-        with self._turn:
+        # A load must not wait while all of a long journal is read.
+        if not self._turn.acquire(timeout=self._around.config.call_deadline_s):
+            raise ObjectError(Trouble.TIMEOUT, "the journal is being read")
+        try:
             if ticket <= self._covered:
                 return
             covers = self._last_ticket
             self._look(self._after())
             self._covered = covers
+        finally:
+            self._turn.release()
 
-    def read_all(self, names: Sequence[str], there: Collection[str]) -> None:
+    def not_understood(self, there: Collection[str]) -> set[str]:
+        """Those of these journal objects that a later version wrote: what they speak of is not known here."""
+        return self._of_others.intersection(there)
+
+    def read_all(self, listed: Iterable[ObjectInfo], there: Collection[str]) -> None:
         """Read these journal objects, own and known ones included, as far as they speak of objects that are there.
 
         Raises:
@@ -60,7 +82,7 @@ class Follower:
         """
         with self._turn:
             is_whole = True
-            for events in self._fetch(sorted(names)):
+            for events in self._fetch(sorted(self._readable(listed))):
                 is_whole = is_whole and events is not None
                 came = [event for event in events or () if isinstance(event, Came) and event.name in there]
                 known = self._around.catalogue.object
@@ -85,12 +107,22 @@ class Follower:
 
     def _look(self, after: str | None) -> None:
         place = self._around.place
-        names = [info.name for info in self._around.caller.list(place.journal, after)]
+        names = self._readable(self._around.caller.list(place.journal, after))
         if not self._read(names):
             raise ObjectError(Trouble.OTHER, "a part of the journal could not be read")
         self._seen.intersection_update(names)
         self._damaged = {name: count for name, count in self._damaged.items() if name not in self._seen}
         self.is_warm.set()
+
+    def _readable(self, listed: Iterable[ObjectInfo]) -> list[str]:
+        """The names of those that are not too long to be journal objects of ours."""
+        names: list[str] = []
+        for info in listed:
+            if info.size_bytes > MAX_JOURNAL_BYTES:
+                self._around.counters.add("journal_too_long")
+            else:
+                names.append(info.name)
+        return names
 
     def _read(self, names: Iterable[str]) -> bool:
         place, epoch = self._around.place, self._around.epoch
@@ -144,6 +176,10 @@ class Follower:
         if events is not None:
             self._damaged.pop(name, None)
             return events
+        if is_of_other_version(text):
+            counters.add("journal_of_other_version")
+            self._of_others.add(name)
+            return []
         # Perhaps only on its way; or for ever, and then it must not stand before the others for ever.
         counters.add("journal_damaged")
         self._damaged[name] = self._damaged.get(name, 0) + 1
@@ -169,4 +205,5 @@ class Follower:
             if not place.is_length_of(chunk.key, chunk.length) or chunk.offset != at:
                 return False
             at += chunk.length
-        return place.is_data(came.name)
+        # A name means content: what says otherwise would have a chunk taken for a damaged other one, and removed.
+        return place.is_name_of(came.name, [chunk.key for chunk in came.chunks])

@@ -7,6 +7,8 @@ the rest     JSON: a list of ["+", name, used_s, [[key, offset, length], …]] a
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +16,9 @@ from kvoffload.keys.offload_key import GROUP_BYTES, OffloadKey
 from kvoffload.layout.chunk_format import MAX_KEY_BYTES, checksum
 
 _START = b"kvoffload journal 1 "
-MAX_JOURNAL_BYTES = 256 * 1024**2
+_OTHER_START = re.compile(rb"kvoffload journal ([0-9]{1,9}) ")
+MAX_JOURNAL_BYTES = 64 * 1024**2
+"""A longer journal object is none of ours: it would take longer to read than a request may last."""
 _MAX_OFFSET = 2**50
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, IndexError)
 
@@ -79,9 +83,14 @@ def decode_journal(text: bytes | memoryview) -> list[Event] | None:
         return None
 
 
+def is_of_other_version(text: bytes | memoryview) -> bool:
+    """Whether this is a journal object in words that are not known here: a later kvoffload's. Never raises."""
+    return _OTHER_START.match(text) is not None and text[: len(_START)] != _START
+
+
 def _event(row: list[object]) -> Event:
     match row:
-        case ["+", str(name), int(used_s) | float(used_s), [*chunks]] if chunks:
+        case ["+", str(name), int(used_s) | float(used_s), [*chunks]] if chunks and math.isfinite(used_s):
             return Came(name, float(used_s), tuple(map(_chunk, chunks)))
         case ["-", str(name)]:
             return Went(name)

@@ -12,13 +12,6 @@ from kvoffload.tiers.obj.trouble import REFUSED, ObjectError, Trouble
 
 logger = logging.getLogger(__name__)
 
-_MENDING = {
-    Trouble.DENIED: "check the credentials and what they may do: get, put, list, delete",
-    Trouble.EXPIRED: "renew the credentials",
-    Trouble.SKEWED: "set this machine's clock (NTP)",
-    Trouble.NO_BUCKET: "make the bucket, or check its name, the endpoint and the region",
-}
-
 
 def check_ownership(around: Around, address: str) -> None:
     """Read `namespace.json`, or write it.
@@ -31,7 +24,7 @@ def check_ownership(around: Around, address: str) -> None:
         found = _read_or_write(around)
     except ObjectError as error:
         if error.trouble in REFUSED:
-            raise ConfigError(f"{name} cannot be used: {error}; {_MENDING[error.trouble]}") from None
+            raise ConfigError(f"{name} cannot be used: {error}; {error.remedy}") from None
         logger.warning(
             "%s cannot be reached now: %s; chunks are missed and stores skipped until it can", name, error
         )
@@ -46,7 +39,12 @@ def _read_or_write(around: Around) -> Namespace | None:
     except ObjectError as error:
         if error.trouble is not Trouble.MISSING:
             raise
-    if not around.config.read_only:
-        text = namespace_text(place.namespace)
-        caller.put(place.namespace_file, [memoryview(text)], create=True)
+    write_namespace(around)
     return None
+
+
+def write_namespace(around: Around) -> None:
+    """Write `namespace.json` if it is not there and this engine may. Raises ObjectError."""
+    if not around.config.read_only:
+        text = namespace_text(around.place.namespace)
+        around.caller.put(around.place.namespace_file, [memoryview(text)], create=True)

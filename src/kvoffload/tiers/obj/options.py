@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from kvoffload.config.options import MAX_WAIT_S
 from kvoffload.config.units import optional_size_field, size_field
 from kvoffload.errors import ConfigError
 from kvoffload.layout.chunk_format import HEADER_BYTES
 from kvoffload.tiers.obj.address import parse_address
 
+_MAX_THREADS = 256
 _ENDPOINT = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
 
@@ -79,8 +81,8 @@ class ObjTierConfig:
             raise ConfigError(
                 "obj tier: endpoint must be http://host:port or https://host:port, and hold no credentials"
             )
-        if self.threads < 2:
-            raise ConfigError(f"obj tier: threads={self.threads} must be at least 2")
+        if not 2 <= self.threads <= _MAX_THREADS:
+            raise ConfigError(f"obj tier: threads={self.threads} must be from 2 to {_MAX_THREADS}")
         if self.pack_bytes <= HEADER_BYTES:
             raise ConfigError(f"obj tier: pack_bytes={self.pack_bytes} must be above {HEADER_BYTES}")
         for name in (
@@ -103,13 +105,24 @@ class ObjTierConfig:
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"obj tier: {name}={getattr(self, name)} must not be negative")
+        self._check_times()
+
+    def _check_times(self) -> None:
         for name in (
             "connect_timeout_s", "request_timeout_s", "call_deadline_s", "poll_interval_s", "reconcile_interval_s",
-            "shutdown_timeout_s", "ttl_s",
+            "shutdown_timeout_s",
         ):  # fmt: skip
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"obj tier: {name}={value} must be above 0 seconds")
+            if not 0 < value <= MAX_WAIT_S:
+                raise ConfigError(
+                    f"obj tier: {name}={value} must be above 0 and at most {MAX_WAIT_S:.0f} seconds"
+                )
+        if self.hedge_after_s > MAX_WAIT_S:
+            raise ConfigError(
+                f"obj tier: hedge_after_s={self.hedge_after_s} must be at most {MAX_WAIT_S:.0f}; 0: never"
+            )
+        if self.ttl_s is not None and not self.ttl_s > 0:
+            raise ConfigError(f"obj tier: ttl_s={self.ttl_s} must be above 0 seconds")
         if self.call_deadline_s < self.request_timeout_s:
             raise ConfigError(
                 f"obj tier: call_deadline_s={self.call_deadline_s} must be at least "

@@ -76,6 +76,15 @@ class ObjPlace:
         digest = checksum(b"".join(len(key).to_bytes(2, "big") + key for key in keys)).hex()
         return f"{self.base}/packs/{digest[:2]}/{digest}.pack"
 
+    def is_name_of(self, name: str, keys: Sequence[OffloadKey]) -> bool:
+        """Whether an object of this name holds these chunks in this order. Never raises, whatever the keys are."""
+        if len(keys) != 1:
+            return bool(keys) and self.object_name(keys) == name
+        try:
+            return self._mapper.key_of(name) == keys[0]
+        except KvError:
+            return False
+
     def is_data(self, name: str) -> bool:
         """Whether this is the name of an object with chunks of this namespace."""
         inner = self._inner(name)

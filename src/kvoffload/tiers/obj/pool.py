@@ -26,17 +26,19 @@ class DaemonPool:
         self._lock = threading.Lock()
         self._threads = 0
         self._busy = 0
+        self._is_stopped = False
 
     def start(self, function: Callable[[], T]) -> Future[T] | None:
-        """Run a function if there is a thread for it at once; None if all are busy."""
+        """Run a function if there is a thread for it at once; None if all are busy, or after `stop`."""
+        future: Future[T] = Future()
         with self._lock:
-            if self._busy >= self._size:
+            if self._is_stopped or self._busy >= self._size:
                 return None
             self._busy += 1
             is_new = self._busy > self._threads
             self._threads += is_new
-        future: Future[T] = Future()
-        self._work.put(lambda: self._carry_out(function, future))
+            # Under the lock: behind what `stop` puts there, nobody would ever take it.
+            self._work.put(lambda: self._carry_out(function, future))
         if is_new:
             threading.Thread(target=self._run, name=f"kvoffload-{self._name}-get", daemon=True).start()
         return future
@@ -44,6 +46,9 @@ class DaemonPool:
     def stop(self) -> None:
         """End the threads when they have nothing to do."""
         with self._lock:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
             for _ in range(self._threads):
                 self._work.put(None)
 

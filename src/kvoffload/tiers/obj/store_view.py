@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvoffload.clock import Clock, MonotonicClock, WallClock
 from kvoffload.errors import ConfigError
@@ -65,20 +66,17 @@ class StoreView:
         self._clock = MonotonicClock()
         self._wall_clock = wall_clock or WallClock()
         self.counters = Counters()
-        limits = CallLimits(
-            deadline_s=config.call_deadline_s,
-            request_timeout_s=config.request_timeout_s,
-            max_retries=config.call_retries,
-            hedge_after_s=config.hedge_after_s,
-            multipart_bytes=config.multipart_bytes,
-            threads=config.threads,
-        )
+        limits = CallLimits.of(config)
+        address = parse_address(config.url)
+        self.address = address.text
+        if address.scheme == "file" and not Path(address.prefix).is_dir():
+            # The client would make it, and a tool that looks changes nothing.
+            raise ConfigError(f"{self.address} does not exist; give the directory of an obj tier")
         self.caller = Caller(open_client(config), limits, self._clock, self.counters, config.name)
-        self.address = parse_address(config.url).text
         try:
             self._listed = [info.name for info in self.caller.list("")]
         except ObjectError as error:
-            raise ConfigError(f"{self.address} cannot be used: {error}") from None
+            raise ConfigError(f"{self.address} cannot be used: {error}; {error.remedy}") from None
 
     @property
     def foreign(self) -> int:

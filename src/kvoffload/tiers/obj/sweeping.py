@@ -19,6 +19,8 @@ from kvoffload.tiers.obj.room import Room
 _SMALL_JOURNALS = 256
 _SMALL_BYTES = 1024**2
 _MERGED_AFTER_S = 10 * OVERLAP_S
+_SAID_AT_ONCE = 20_000
+"""Chunks of which one journal object speaks after merging: some MiB, which one request reads in its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Survey:
 
     data: Mapping[str, ObjectInfo]
     journal: Mapping[str, ObjectInfo]
+    has_namespace_file: bool
     now_s: float
     """The store's time, as far as its listing tells; seconds since the epoch."""
 
@@ -51,7 +54,7 @@ class SweepPlan:
     orphans: tuple[ObjectInfo, ...]
     """Objects with chunks that no journal names: their writer was killed, or somebody deleted the journal."""
     merged: tuple[str, ...]
-    """Small journal objects that become one."""
+    """Old journal objects, many of them small, in the place of which what is left of them is said anew."""
 
 
 class Sweeper:
@@ -73,8 +76,9 @@ class Sweeper:
     def survey(self) -> Survey:
         """List everything, and set right what is known: objects that are gone, times of use. Raises ObjectError."""
         around = self._around
-        began_s = around.clock.now_s()
         self._follower.refresh()
+        # What was known by now was written before, so the listing has it: also for a tool, which has just learned of everything.
+        began_s = around.clock.now_s()
         listed = around.caller.list(around.place.base)
         data = {info.name: info for info in listed if around.place.is_data(info.name)}
         journal = {info.name: info for info in listed if around.place.journal_time_s(info.name) is not None}
@@ -83,15 +87,19 @@ class Sweeper:
         around.catalogue.remove(gone)
         around.counters.add("reconciled_gone", len(gone))
         now_s = max([around.wall_clock.now_s(), *(info.modified_s for info in listed)])
-        return Survey(data, journal, now_s)
+        has_file = any(info.name == around.place.namespace_file for info in listed)
+        return Survey(data, journal, has_file, now_s)
 
     def plan(self, survey: Survey) -> SweepPlan:
         """What is to be removed. Raises ObjectError."""
         orphans = self._orphans(survey)
         if orphans:
             # Before anything is called an orphan, all that was ever announced is read once more.
-            self._follower.read_all(sorted(survey.journal), survey.data)
+            self._follower.read_all(survey.journal.values(), survey.data)
             orphans = self._orphans(survey)
+        if self._follower.not_understood(survey.journal):
+            # What a later version has written, and says so in its own words, is no orphan.
+            orphans = []
         expired = self._expired(survey)
         gone = sum(held.size_bytes for held in expired)
         kept = {held.name for held in expired}
@@ -135,20 +143,31 @@ class Sweeper:
         )
 
     def _mergeable(self, survey: Survey) -> tuple[str, ...]:
-        """Old small journal objects, if there are many: an engine that starts reads each of them."""
+        """Old journal objects, if many of them are small: an engine that starts reads each of them.
+
+        The large ones as well: they are what was merged before, and would else be kept beside every later one.
+        """
         place = self._around.place
-        small = [
-            info.name
+        kept = self._follower.not_understood(survey.journal)
+        old = [
+            info
             for info in survey.journal.values()
-            if info.size_bytes < _SMALL_BYTES
+            if info.name not in kept
             and (place.journal_time_s(info.name) or 0.0) < survey.now_s - _MERGED_AFTER_S
         ]
-        return tuple(sorted(small)) if len(small) >= _SMALL_JOURNALS else ()
+        small = sum(info.size_bytes < _SMALL_BYTES for info in old)
+        return tuple(sorted(info.name for info in old)) if small >= _SMALL_JOURNALS else ()
 
     def _merge(self, names: Sequence[str]) -> None:
-        """Say in one new journal object what is left of many; everybody reads it as any other one."""
-        held = self._around.catalogue.objects()
-        events: list[Event] = [Came(one.name, one.used_s, one.chunks) for one in held]
+        """Say anew what is left of many journal objects; everybody reads it as any other one."""
+        events: list[Event] = []
+        chunks = 0
+        for one in self._around.catalogue.objects():
+            events.append(Came(one.name, one.used_s, one.chunks))
+            chunks += len(one.chunks)
+            if chunks >= _SAID_AT_ONCE:
+                self._announcer.announce(events)
+                events, chunks = [], 0
         if events:
             self._announcer.announce(events)
         self._around.caller.delete(names)

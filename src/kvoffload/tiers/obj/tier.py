@@ -44,6 +44,7 @@ from kvoffload.tiers.obj.client import ObjectClient, open_client
 from kvoffload.tiers.obj.cutting import parts_to_read
 from kvoffload.tiers.obj.deleting import Deleting
 from kvoffload.tiers.obj.follower import Follower
+from kvoffload.tiers.obj.journal import Went
 from kvoffload.tiers.obj.loading import Loading
 from kvoffload.tiers.obj.opening import check_ownership
 from kvoffload.tiers.obj.options import ObjTierConfig
@@ -57,6 +58,8 @@ from kvoffload.types import LookupResult
 
 _CLEAR_PATIENCE_S = 2.0
 _AFTER_RESET_S = 1e-3
+_SAID_AT_ONCE = 20_000
+"""Objects of which one journal object says that they are gone."""
 
 
 class ObjTier(Tier):
@@ -90,14 +93,7 @@ class ObjTier(Tier):
         self._config = config
         clock = clock or MonotonicClock()
         counters = Counters()
-        limits = CallLimits(
-            deadline_s=config.call_deadline_s,
-            request_timeout_s=config.request_timeout_s,
-            max_retries=config.call_retries,
-            hedge_after_s=config.hedge_after_s,
-            multipart_bytes=config.multipart_bytes,
-            threads=config.threads,
-        )
+        limits = CallLimits.of(config)
         caller = Caller(client or open_client(config), limits, clock, counters, config.name)
         place = ObjPlace(namespace, rows)
         if config.max_bytes is not None and config.max_bytes < place.smallest_file_bytes:
@@ -238,12 +234,17 @@ class ObjTier(Tier):
 
     def _delete_all(self) -> None:
         around = self._around
-        is_known = (around.place.is_data, lambda name: around.place.journal_time_s(name) is not None)
         self._is_cleared = False
         try:
             names = [info.name for info in around.caller.list(around.place.base)]
-            around.caller.delete([name for name in names if any(test(name) for test in is_known)])
+            data = [name for name in names if around.place.is_data(name)]
+            around.caller.delete(
+                data + [name for name in names if around.place.journal_time_s(name) is not None]
+            )
             self._is_cleared = True
+            # Else others would take all of it for stored until they list everything.
+            for first in range(0, len(data), _SAID_AT_ONCE):
+                self._announcer.announce_alone([Went(name) for name in data[first : first + _SAID_AT_ONCE]])
         except ObjectError:
             # What is left is older than the reset, and so not taken from the journal again.
             around.counters.add("clear_failures")

@@ -55,6 +55,16 @@ REFUSED = frozenset({Trouble.DENIED, Trouble.EXPIRED, Trouble.SKEWED, Trouble.NO
 """What does not pass by itself soon."""
 
 
+_MENDING = {
+    Trouble.DENIED: "check the credentials, and that they may get, put, list and delete",
+    Trouble.EXPIRED: "renew the credentials",
+    Trouble.SKEWED: "set this machine's clock (NTP)",
+    Trouble.NO_BUCKET: "make the bucket, or check its name, the endpoint and the region",
+    Trouble.UNREACHABLE: "check the endpoint, the network, and TLS (ca_file)",
+    Trouble.TIMEOUT: "check the network, or give a longer request_timeout_s",
+}
+
+
 class ObjectError(KvError):
     """An object store did not do what it was asked.
 
@@ -65,6 +75,11 @@ class ObjectError(KvError):
     def __init__(self, trouble: Trouble, detail: str = "") -> None:
         super().__init__(f"{trouble.value}{f' ({detail})' if detail else ''}")
         self.trouble = trouble
+
+    @property
+    def remedy(self) -> str:
+        """What a person may do about it."""
+        return _MENDING.get(self.trouble, "look at the store's own log")
 
 
 def trouble_of(error: BaseException) -> ObjectError:

@@ -8,6 +8,7 @@ import threading
 
 from kvoffload.tiers.obj.around import Around
 from kvoffload.tiers.obj.follower import Follower
+from kvoffload.tiers.obj.opening import write_namespace
 from kvoffload.tiers.obj.sweeping import Sweeper
 from kvoffload.tiers.obj.trouble import ObjectError
 
@@ -71,5 +72,8 @@ class Upkeep:
     def _reconcile(self) -> None:
         survey = self._sweeper.survey()
         self._around.counters.add("reconciled")
+        if not survey.has_namespace_file:
+            # The store was away at the start, or a rule of the bucket took its oldest object: tools know a namespace by it.
+            write_namespace(self._around)
         if not self._around.config.read_only:
             self._sweeper.carry_out(self._sweeper.plan(survey))
