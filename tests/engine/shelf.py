@@ -321,6 +321,7 @@ class FsSubject(Subject):
             "secondary_tiers": tiers,
             # What is loaded shall not depend on how fast this machine is today.
             "load_policy": "always",
+            **PATIENT,
             "canonical_layout": canonical,
             "record_dir": str(folder / "traces"),
             **(options or {}),
@@ -354,7 +355,7 @@ def _drafts_kind(
         folder,
         kind=name,
         # A prompt's chunks, which hold both models' layers, end in one step, and an eighth of the host may wait for a tier.
-        options={"offload_prompt_only": False, "cpu_bytes_to_use": "256MiB", **PATIENT},
+        options={"offload_prompt_only": False, "cpu_bytes_to_use": "256MiB"},
         engine_args={"speculative_config": {"num_speculative_tokens": 3, **speculation(shelf)}},
         cold_tolerance=SAME_MATHS,
         warm_tolerance=SAME_MATHS,
@@ -387,7 +388,6 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         shelf,
         folder,
         kind="identities",
-        options=PATIENT,
         engine_args={
             "enable_lora": True,
             "max_loras": 2,
@@ -433,7 +433,7 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         model="deepseek",
         blocks=160,
         # A prompt ends as many small chunks at once, and what waits for a tier may take an eighth of the host.
-        options={"cpu_bytes_to_use": "256MiB", **PATIENT},
+        options={"cpu_bytes_to_use": "256MiB"},
     ),
     "gemma3-270m": lambda shelf, folder: FsSubject(
         shelf,
@@ -442,7 +442,7 @@ KINDS: dict[str, Callable[[Shelf, Path], Subject]] = {
         model="gemma3-270m",
         # Six groups: a prompt takes 40 blocks, so one fits and two do not.
         blocks=61,
-        options={"cpu_bytes_to_use": "256MiB", **PATIENT},
+        options={"cpu_bytes_to_use": "256MiB"},
         engine_args={"max_model_len": 1280},
     ),
 }
