@@ -103,9 +103,9 @@ class Storing:
         self._recorder.count(m.STORE_FILTERED_CHUNKS, prepared.filtered)
         self._recorder.count(m.STORE_REJECTED_CHUNKS, prepared.rejected)
         self._on_evicted(prepared.evicted)
-        place = {key: chunk for chunk, key in zip(chunks, keys, strict=True)} if prepared.stored else {}
-        self._count_refused(tier.retain(keys, place and dict(prepared.stored), stay, now_s))
-        return [ChunkMove(index, key, slot, place[key]) for key, slot in prepared.stored]
+        place = {key: chunk for chunk, key in zip(chunks, keys, strict=True)} if prepared.slots else {}
+        self._count_refused(tier.retain(keys, prepared.slots, stay, now_s))
+        return [ChunkMove(index, key, slot, place[key]) for key, slot in prepared.slots.items()]
 
     def _count_refused(self, chunks: int) -> None:
         if not chunks:

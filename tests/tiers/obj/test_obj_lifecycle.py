@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from obj_support import drive, make_namespace, open_tier
+from obj_support import MemoryPlace, drive, make_namespace, open_tier
 
 from kvoffload.clock import ManualClock
 from kvoffload.keys.offload_key import OffloadKey
 from kvoffload.layout.chunk_format import file_bytes
 from kvoffload.testing.tier_driver import TierDriver, make_keys
 from kvoffload.tiers.base import Outcome, Verb
-from kvoffload.tiers.obj.client import ObjectClient, open_client
 from kvoffload.tiers.obj.journal import Came, PackedChunk, Went, encode_journal
 from kvoffload.tiers.obj.options import ObjTierConfig
 from kvoffload.tiers.obj.sweeping import SweepPlan
@@ -26,16 +25,15 @@ DONE, MISSING, REJECTED = Outcome.DONE, Outcome.MISSING, Outcome.REJECTED
 HIT, MISS = LookupResult.HIT, LookupResult.MISS
 CHUNK = file_bytes(4096)
 HOUR = 3600.0
-_places = itertools.count()
+_numbers = itertools.count()
 
 
-class Place:
+class Place(MemoryPlace):
     """A store in memory, engines on it, and a clock that is moved by hand."""
 
     def __init__(self) -> None:
-        self.url = f"memory://lifecycle-{next(_places)}"
+        super().__init__()
         self.clock = ManualClock(time.time())
-        self.engines: list[TierDriver] = []
 
     def engine(self, **options: Any) -> TierDriver:
         settings = {"threads": 4, "poll_interval_s": 1000.0, "reconcile_interval_s": 10_000.0, **options}
@@ -45,11 +43,6 @@ class Place:
         self.engines.append(drive(tier))
         return self.engines[-1]
 
-    @property
-    def behind(self) -> ObjectClient:
-        """What is done behind everybody's back."""
-        return open_client(ObjTierConfig(url=self.url))
-
     def names(self, part: str = "") -> list[str]:
         return sorted(info.name for info in self.behind.list("") if part in info.name)
 
@@ -58,8 +51,7 @@ class Place:
 def place() -> Iterator[Place]:
     place = Place()
     yield place
-    for driver in place.engines:
-        driver.tier.shutdown()
+    place.close()
 
 
 def sweep(driver: TierDriver) -> SweepPlan:
@@ -224,7 +216,7 @@ def test_a_tier_that_only_reads_changes_nothing(place: Place) -> None:
 
 def announce(place: Place, driver: TierDriver, *events: Came | Went) -> None:
     """A journal object of a stranger."""
-    name = driver.tier._around.place.journal_name(place.clock.now_s(), "ab" * 8, next(_places))
+    name = driver.tier._around.place.journal_name(place.clock.now_s(), "ab" * 8, next(_numbers))
     place.behind.put(name, [memoryview(encode_journal(events))], create=True)
 
 

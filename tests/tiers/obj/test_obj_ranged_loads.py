@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from obj_support import drive, make_namespace, open_tier
+from obj_support import MemoryPlace, drive, make_namespace, open_tier
 
 from kvoffload.clock import MonotonicClock, WallClock
 from kvoffload.layout.chunk_format import file_bytes, header_bytes
@@ -17,7 +16,6 @@ from kvoffload.testing.tier_driver import TierDriver, make_keys
 from kvoffload.tiers.base import Outcome, TierContext
 from kvoffload.tiers.fs.options import FsTierConfig
 from kvoffload.tiers.fs.tier import FsTier
-from kvoffload.tiers.obj.client import ObjectClient, open_client
 from kvoffload.tiers.obj.options import ObjTierConfig
 from kvoffload.tiers.obj.tier import ObjTier
 
@@ -29,24 +27,15 @@ HEADS = RowShape(SIZE, PIECE, tuple((start * PIECE, PIECE) for start in (1, 5, 9
 """Every fourth piece: one of four ranks."""
 CREATED_AT = 104
 CHUNK = file_bytes(SIZE, PIECE)
-_places = itertools.count()
 
 
-class Place:
+class Place(MemoryPlace):
     """A store in memory and engines on it."""
-
-    def __init__(self) -> None:
-        self.url = f"memory://ranged-{next(_places)}"
-        self.engines: list[TierDriver] = []
 
     def engine(self, shape: RowShape, **options: Any) -> TierDriver:
         quiet = {"poll_interval_s": 1000.0, "reconcile_interval_s": 10_000.0, "range_gap_bytes": 0}
         self.engines.append(drive(open_tier(self.url, [shape], **{**quiet, **options}), [shape]))
         return self.engines[-1]
-
-    @property
-    def behind(self) -> ObjectClient:
-        return open_client(ObjTierConfig(url=self.url))
 
     def damage(self, at: int) -> None:
         """Turn one byte of the only object with chunks."""
@@ -60,8 +49,7 @@ class Place:
 def place() -> Iterator[Place]:
     place = Place()
     yield place
-    for driver in place.engines:
-        driver.tier.shutdown()
+    place.close()
 
 
 def read_bytes(driver: TierDriver, count: int) -> tuple[int, int]:
